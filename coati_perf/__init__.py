@@ -1,0 +1,34 @@
+"""The performance ledger for RLHF and RL post-training of language models."""
+
+from coati_perf._version import __version__
+from coati_perf.callback import Callback
+from coati_perf.clock import Timer
+from coati_perf.compat import all_reduce_mean, divide, get_world_size, save_eval_result_rank_0
+from coati_perf.cost import CostModel, ParamCount
+from coati_perf.evaluator import PerformanceEvaluator
+from coati_perf.journal import Journal, JournalError, read_journal
+from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.run import OutputError
+from coati_perf.sinks import Sink, SinkError
+
+__all__ = [
+    "Callback",
+    "CostModel",
+    "EpisodeRecord",
+    "Header",
+    "Journal",
+    "JournalError",
+    "OutputError",
+    "ParamCount",
+    "PerformanceEvaluator",
+    "Sink",
+    "SinkError",
+    "Summary",
+    "Timer",
+    "__version__",
+    "all_reduce_mean",
+    "divide",
+    "get_world_size",
+    "read_journal",
+    "save_eval_result_rank_0",
+]

@@ -1,0 +1,60 @@
+"""The command ``coati-perf``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from coati_perf import __version__
+from coati_perf.journal import JournalError, read_journal
+from coati_perf.report import render_journal
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status: 0, or 2 with one line on what was wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "report":
+            sys.stdout.write(render_journal(read_journal(options.journal)))
+        else:
+            _demo(options.episodes, options.seed, options.run_dir)
+    except (JournalError, OSError) as error:
+        sys.stderr.write(f"coati-perf: {error}\n")
+        return 2
+    return 0
+
+
+def _demo(episodes: int, seed: int, run_dir: Path | None) -> None:
+    try:
+        from coati_perf.demo.command import run_demo  # noqa: PLC0415 - brings in transformers
+    except ModuleNotFoundError as error:
+        message = f"the demo needs the package {error.name!r}: pip install 'coati-perf[demo]'"
+        raise OSError(message) from error
+    run_demo(episodes, seed, run_dir)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="coati-perf", description="The performance ledger for RLHF and RL post-training."
+    )
+    parser.add_argument("--version", action="version", version=f"coati-perf {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser(
+        "report", help="print the summary of a finished, running or killed run"
+    )
+    report.add_argument("journal", help="a journal.jsonl, or the run directory that holds it")
+    demo = commands.add_parser("demo", help="train a tiny model with PPO, and measure it")
+    demo.add_argument("--episodes", type=_positive, default=18, help="default: %(default)s")
+    demo.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    demo.add_argument("--run-dir", type=Path, help="default: a new folder below coati_perf_runs/")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        message = f"{text} is no number of episodes; expected at least 1"
+        raise argparse.ArgumentTypeError(message)
+    return number

@@ -1,0 +1,47 @@
+"""Which exchange a fit gets."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import torch.distributed as dist
+
+from coati_perf.exchange.base import Exchange
+from coati_perf.exchange.none import NoExchange
+from coati_perf.exchange.store import StoreExchange
+
+_logger = logging.getLogger(__name__)
+# Ranks begin their fits in the same order, so that equal numbers meet behind one prefix.
+_fit_numbers = itertools.count()
+
+
+def choose_exchange() -> Exchange:
+    """Return ``store`` where a process group of several ranks exists by now, else ``none``.
+
+    Never waits for another rank.
+    """
+    number = next(_fit_numbers)
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return NoExchange()
+    # Imports private parts of torch, and only where they are there.
+    from coati_perf.exchange import torch_store  # noqa: PLC0415
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    prefix = f"coati_perf/{number}"
+    job = torch_store.job_store()
+    if job is None:
+        _logger.warning(
+            "this process group has no store: the record holds the figures of rank 0 alone"
+        )
+        return NoExchange(rank)
+    if torch_store.is_tcp(job):
+        sender = torch_store.own_client(job, prefix)
+        reader = torch_store.own_client(job, prefix) if rank == 0 else sender
+        return StoreExchange(rank, world_size, sender, reader, keep_alive=job)
+    if rank == 0:
+        server = torch_store.serve(job, prefix)
+        sender = reader = torch_store.own_client(server, prefix)
+        return StoreExchange(rank, world_size, sender, reader, keep_alive=(job, server))
+    late = torch_store.LateClient(job, prefix)
+    return StoreExchange(rank, world_size, late, late, keep_alive=job)

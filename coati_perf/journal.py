@@ -1,0 +1,186 @@
+"""The journal: append-only JSON Lines, the one source of everything downstream.
+
+A *segment* is one fit: a header, a line per finished episode (and per failure), a summary. A
+run that is resumed in the same directory appends a segment; nothing is ever truncated. Each
+append is one ``write`` of one whole line, so that a killed process leaves at most one torn line
+at the end of its segment; readers skip it and say so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from coati_perf.record import SCHEMA, EpisodeRecord, Failure, Header, JournalLine, Summary
+
+FILE_NAME = "journal.jsonl"
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(JournalLine)
+
+
+class JournalError(ValueError):
+    """A file is no journal, or was written by a newer coati_perf."""
+
+
+class JournalWriter:
+    """Appends lines. Holds a lock on the file while it is open, so that readers know it lives."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path`` to append; raises OSError where that cannot be done."""
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            message = f"{path} is being written by another run; give this one another run_dir"
+            raise FileExistsError(message) from None
+        except OSError:
+            pass  # A file system without locks: readers cannot tell a live run from a dead one.
+        self.size = os.fstat(self._descriptor).st_size
+        if self.size and os.pread(self._descriptor, 1, self.size - 1) != b"\n":
+            self._write(b"\n")  # the last run was killed in mid-write: close its torn line
+
+    def append(self, line: JournalLine) -> None:
+        """Write one line and have it on the disk; raises OSError where that fails."""
+        self._write(_encoder.encode(line) + b"\n")
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._descriptor, data)
+        if written < len(data):  # The disk is full: take the torn piece back.
+            os.ftruncate(self._descriptor, self.size)
+            message = f"only {written} of {len(data)} bytes could be written to {self.path}"
+            raise OSError(message)
+        self.size += written
+
+
+def decode_line(line: bytes) -> JournalLine | None:
+    """Return the line's record, or None where it is torn. Raises JournalError on a newer schema."""
+    try:
+        record = _decoder.decode(line)
+    except msgspec.DecodeError:
+        newer = _newer_schema(line)
+        if newer is None:
+            return None
+        schema = newer
+    else:
+        schema = record.schema
+    if schema > SCHEMA:
+        message = (
+            f"the journal has schema {schema}, this coati_perf reads up to {SCHEMA}: "
+            "upgrade with pip install --upgrade coati-perf"
+        )
+        raise JournalError(message)
+    return record
+
+
+class JournalReader:
+    """A cursor over a journal that may still be being written.
+
+    ``offset`` is the byte up to which lines have been returned, ``torn`` how many were skipped.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+        self.torn = 0
+
+    def lines(self) -> Iterator[JournalLine]:
+        """Yield the whole lines after the cursor and move it past each one that was taken in.
+
+        The cursor moves when the next line is asked for: what the caller fails on comes again.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # torn, or being written just now
+                record = decode_line(line) if line.strip() else None
+                if record is not None:
+                    yield record
+                elif line.strip():
+                    self.torn += 1
+                self.offset += len(line)
+
+
+class Segment(msgspec.Struct):
+    """One fit as a journal tells it."""
+
+    header: Header
+    episodes: list[EpisodeRecord] = []
+    failures: list[Failure] = []
+    summary: Summary | None = None
+
+
+class Journal(msgspec.Struct):
+    """A whole journal. ``live`` says whether its last segment is still being written."""
+
+    segments: list[Segment]
+    torn_lines: int
+    live: bool
+
+
+def read_journal(path: str | os.PathLike[str]) -> Journal:
+    """Read a journal, given its file or the run directory that holds it.
+
+    Raises FileNotFoundError where there is none and JournalError where the file is no journal.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file /= FILE_NAME
+    if not file.is_file():
+        message = f"no journal at {file}: give a run directory or its {FILE_NAME}"
+        raise FileNotFoundError(message)
+    live = _is_locked(file)
+    reader = JournalReader(file)
+    segments: list[Segment] = []
+    for line in reader.lines():
+        if isinstance(line, Header):
+            segments.append(Segment(line))
+        elif not segments:
+            message = f"{file} does not begin with a header line: it is no coati_perf journal"
+            raise JournalError(message)
+        elif isinstance(line, EpisodeRecord):
+            segments[-1].episodes.append(line)
+        elif isinstance(line, Failure):
+            segments[-1].failures.append(line)
+        else:
+            segments[-1].summary = line
+    if not segments:
+        message = f"{file} holds no header line: it is no coati_perf journal"
+        raise JournalError(message)
+    torn = reader.torn + (reader.offset < file.stat().st_size and not live)
+    return Journal(segments, torn, live)
+
+
+def _newer_schema(line: bytes) -> int | None:
+    """Return the schema of a line that this version cannot decode, if it is a newer one."""
+    try:
+        fields = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return None
+    schema = fields.get("schema") if isinstance(fields, dict) else None
+    return schema if isinstance(schema, int) and schema > SCHEMA else None
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False

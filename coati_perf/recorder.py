@@ -1,0 +1,260 @@
+"""Rank 0's background thread: rows in, records out to the journal."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from coati_perf.exchange.base import Exchange
+from coati_perf.journal import JournalWriter
+from coati_perf.record import EpisodeRecord, Failure, Header, JournalLine, Summary
+from coati_perf.reduce import reduce_rows
+from coati_perf.row import Departure, Row, decode_departure, decode_row
+
+_logger = logging.getLogger(__name__)
+
+# Rows of other ranks that have not come so long after rank 0's own are given up.
+GATHER_TIMEOUT_S = 120.0
+# While rows are awaited the store is asked at growing intervals up to this; while none are, at
+# this interval for failures, so that a rank's exception is on the disk before the launcher,
+# which sees the process end, kills rank 0.
+_MAX_PAUSE_S = 0.05
+_MIN_PAUSE_S = 0.001
+# Ranks that keep an episode waiting so long are asked for: their fit may have ended.
+_ASK_AFTER_S = 0.5
+# Lines that could not be written are tried again with the next ones; more are given up.
+_MAX_UNWRITTEN = 1000
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The end of rank 0's fit: why, if it failed, and how long late rows are waited for."""
+
+    error: str | None
+    grace_s: float
+
+
+class _Awaited(msgspec.Struct):
+    """An episode that rank 0 has finished, waiting for the rows of the others."""
+
+    rows: dict[int, Row]
+    since: float
+
+
+class Recorder:
+    """Gathers each episode's rows, reduces them and appends the record to the journal.
+
+    ``put`` is all that the training thread calls; it never waits. ``notify`` is called after
+    each append. The journal is written and closed by this thread alone.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        exchange: Exchange,
+        journal: JournalWriter,
+        notify: Callable[[], None],
+    ) -> None:
+        self.latest: EpisodeRecord | None = None
+        self.unwritten: collections.deque[JournalLine] = collections.deque(maxlen=_MAX_UNWRITTEN)
+        self.written_episodes = 0
+        self._header = header
+        self._exchange = exchange
+        self._journal = journal
+        self._notify = notify
+        self._inbox: queue.SimpleQueue[Row | Departure | Ending] = queue.SimpleQueue()
+        self._awaited: collections.deque[_Awaited] = collections.deque()
+        self._departed: dict[int, Departure] = {}
+        self._reported: set[tuple[int, str]] = set()
+        self._last_episode: int | None = None
+        self._ending: Ending | None = None
+        self._end_by = 0.0
+        self._asked_at = 0.0
+        self._warned: set[str] = set()
+        self.put = self._inbox.put
+        self._thread = threading.Thread(target=self._run, name="coati_perf-recorder", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the summary to be written; say whether it was by then."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause = _MIN_PAUSE_S
+        while True:
+            message = self._next(pause)
+            try:
+                if message is not None:
+                    self._take(message)
+                self._look_for_failures()
+                finished = self._record_finished_episodes()
+            except Exception as error:  # noqa: BLE001 - this thread must outlive any fault
+                self._warn("recording failed", error)
+                finished = False
+            pause = _MIN_PAUSE_S if finished or message else min(2 * pause, _MAX_PAUSE_S)
+            if self._ending is not None and (not self._awaited or time.monotonic() > self._end_by):
+                self._end(self._ending)
+                return
+
+    def _next(self, pause: float) -> Row | Departure | Ending | None:
+        alone = self._exchange.world_size == 1
+        try:
+            return self._inbox.get(timeout=None if alone and not self._awaited else pause)
+        except queue.Empty:
+            return None
+
+    def _take(self, message: Row | Departure | Ending) -> None:
+        if isinstance(message, Row):
+            self._awaited.append(_Awaited({0: message}, time.monotonic()))
+        elif isinstance(message, Departure):
+            self._report(message)
+        else:
+            self._ending = message
+            self._end_by = time.monotonic() + message.grace_s
+
+    def _look_for_failures(self) -> None:
+        if self._exchange.world_size > 1 and self._exchange.any_failure():
+            self._ask_for_departures()
+
+    def _ask_for_departures(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at < _ASK_AFTER_S and self._asked_at:
+            return
+        self._asked_at = now
+        others = range(1, self._exchange.world_size)
+        for rank, packed in self._exchange.departures(others).items():
+            self._departed[rank] = decode_departure(packed)
+            self._report(self._departed[rank])
+
+    def _report(self, departure: Departure) -> None:
+        if departure.error is None or (departure.rank, departure.error) in self._reported:
+            return
+        self._reported.add((departure.rank, departure.error))
+        self._append(
+            Failure(
+                run_id=self._header.run_id,
+                at=time.time(),
+                rank=departure.rank,
+                episode=departure.episode,
+                error=departure.error,
+            )
+        )
+
+    def _record_finished_episodes(self) -> bool:
+        """Record every awaited episode whose rows are all there, in order; say whether any was."""
+        recorded = False
+        while self._awaited and self._gather(self._awaited[0]):
+            self._record(self._awaited.popleft().rows)
+            recorded = True
+        return recorded
+
+    def _gather(self, awaited: _Awaited) -> bool:
+        """Collect what has come; say whether nothing more is to be waited for."""
+        missing = set(range(self._exchange.world_size)) - awaited.rows.keys()
+        if not missing:
+            return True
+        sequence = awaited.rows[0].sequence
+        now = time.monotonic()
+        late = now - awaited.since
+        over = late > GATHER_TIMEOUT_S or (self._ending is not None and now > self._end_by)
+        if late > _ASK_AFTER_S:
+            self._ask_for_departures()
+        try:
+            # A rank whose fit has ended sent its last rows before it said so.
+            gone = missing & self._departed.keys()
+            self._collect(awaited, gone, partial=True)
+            self._collect(awaited, missing - gone, partial=over)
+        except Exception as error:  # noqa: BLE001 - the store, or the row, is broken
+            self._warn("the figures of other ranks cannot be had", error)
+            return True
+        missing -= awaited.rows.keys()
+        if missing - self._departed.keys() and not over:
+            return False
+        self._exchange.discard(sequence, range(1, self._exchange.world_size))
+        return True
+
+    def _collect(self, awaited: _Awaited, ranks: set[int], *, partial: bool) -> None:
+        sequence = awaited.rows[0].sequence
+        for rank, packed in self._exchange.collect(sequence, ranks, partial=partial).items():
+            awaited.rows[rank] = decode_row(packed)
+
+    def _record(self, rows: dict[int, Row]) -> None:
+        header = self._header
+        reduced = reduce_rows(
+            [rows[rank] for rank in sorted(rows)], header.world_size, header.peak_tflops
+        )
+        record = EpisodeRecord(
+            run_id=header.run_id,
+            at=time.time(),
+            episode=rows[0].episode,
+            convention=header.convention,
+            metrics=reduced.metrics,
+            phases=reduced.phases,
+            ranks=header.world_size,
+            ranks_missing=[rank for rank in range(header.world_size) if rank not in rows],
+            slowest=reduced.slowest,
+            impossible=reduced.impossible,
+            faults=reduced.faults,
+        )
+        self._append(record)
+        self._last_episode = record.episode
+        self.written_episodes += 1
+        self.latest = record
+
+    def _append(self, line: JournalLine) -> None:
+        """Write a line, after those that could not be written before it."""
+        self.unwritten.append(line)
+        try:
+            while self.unwritten:
+                self._journal.append(self.unwritten[0])
+                self.unwritten.popleft()
+        except OSError as error:
+            self._warn(f"the journal {self._journal.path} cannot be written", error)
+        self._notify()
+
+    def _end(self, ending: Ending) -> None:
+        errors = [ending.error] if ending.error is not None else []
+        try:
+            if self._exchange.world_size > 1 and self._exchange.any_failure():
+                self._asked_at = 0.0
+                self._ask_for_departures()
+        except Exception as error:  # noqa: BLE001 - the store may be gone by now
+            self._warn("the other ranks' ends cannot be had", error)
+        errors += [
+            f"rank {departure.rank}: {departure.error}"
+            for departure in self._departed.values()
+            if departure.error is not None
+        ]
+        self._append(
+            Summary(
+                run_id=self._header.run_id,
+                at=time.time(),
+                status="failed" if errors else "finished",
+                episodes=self.written_episodes,
+                last_episode=self._last_episode,
+                error="; ".join(errors) or None,
+            )
+        )
+        self._journal.close()
+        self._exchange.close()
+
+    def _warn(self, what: str, error: Exception) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _logger.warning("%s (%s: %s); training goes on", what, type(error).__name__, error)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line; never raises."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - someone else's __str__
+        text = ""
+    first_line: Sequence[str] = text.strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *(line[:500] for line in first_line)])

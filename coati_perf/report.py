@@ -1,0 +1,208 @@
+"""The text of a run's report. Knows records and totals, no sink and no file."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coati_perf import catalogue
+from coati_perf.compat import divide
+from coati_perf.journal import Journal, Segment
+from coati_perf.record import Header, Summary
+from coati_perf.totals import RunTotals
+
+# Keeps ColossalChat's rates finite where no time passed.
+_EPSILON_S = 1e-12
+_WIDTH = 96
+# From here on a figure needs no decimals.
+_LARGE = 1000
+
+CONVENTIONS = {
+    "coati": "coati convention: 2 FLOP per parameter and token position, no attention, padding "
+    "counted as work, generation without KV cache; over-reports",
+}
+
+
+def seed_report(totals: RunTotals) -> str:
+    """Return ColossalChat's ``Performance summary:`` lines, to the letter, for a whole run.
+
+    Source: the report strings in ``tests/data/golden_seed_reports.json``. Counts are the true
+    sums over ranks, durations the means over ranks, TFLOPS per rank.
+    """
+    figures, impossible = totals.figures()
+    generated = int(figures.get(catalogue.GENERATED, 0))
+    learned = int(figures.get(catalogue.LEARNED, 0))
+    effective = min(generated, learned)
+    make_s = figures.get(catalogue.MAKE_EXPERIENCE_S, 0.0)
+    learn_s = figures.get(catalogue.LEARN_S, 0.0)
+    episode_s = figures.get(catalogue.EPISODE_S, 0.0)
+    make_flop = figures.get(catalogue.MAKE_EXPERIENCE_FLOP, 0.0) / totals.devices
+    learn_flop = figures.get(catalogue.LEARN_FLOP, 0.0) / totals.devices
+    overall_rate = effective / (episode_s + _EPSILON_S)
+    sample_s = divide(1, overall_rate)
+    make_sample_s = divide(make_s, effective)
+    learn_sample_s = divide(learn_s, effective)
+    return "\n".join(
+        (
+            "Performance summary:",
+            f"Generate {generated} samples, throughput: "
+            f"{generated / (make_s + _EPSILON_S):.2f} samples/s, "
+            f"TFLOPS per GPU: {make_flop / 1e12 / (make_s + _EPSILON_S):.2f}",
+            f"Train {learned} samples, throughput: "
+            f"{learned / (learn_s + _EPSILON_S):.2f} samples/s, "
+            f"TFLOPS per GPU: {learn_flop / 1e12 / (learn_s + _EPSILON_S):.2f}",
+            f"Overall throughput: {overall_rate:.2f} samples/s",
+            f"Overall time per sample: {sample_s:.2f} s",
+            f"Make experience time per sample: {make_sample_s:.2f} s, "
+            f"{make_sample_s / sample_s * 100:.2f}%",
+            f"Learn time per sample: {learn_sample_s:.2f} s, "
+            f"{learn_sample_s / sample_s * 100:.2f}%",
+        )
+    )
+
+
+def render_run(
+    header: Header, totals: RunTotals, summary: Summary | None, ending: str | None = None
+) -> str:
+    """Return what we add to ColossalChat's lines: how the run ended, and where its time went.
+
+    ``ending`` says how a run ended that has no summary.
+    """
+    lines = [
+        f"coati_perf {header.versions.get('coati_perf', '?')}, run {header.run_id}: "
+        f"{_ending(summary) if summary is not None else ending}",
+        _covered(header, totals),
+    ]
+    figures, impossible = totals.figures()
+    if totals.episodes:
+        lines += ["", *_time_table(totals, figures), "", *_rates(figures)]
+    lines.append(f"FLOPs: {CONVENTIONS.get(header.convention, header.convention)}.")
+    for name, flaw in impossible.items():
+        lines.append(
+            f"IMPOSSIBLE: {name} comes to {flaw.value:,.1f} TFLOP/s, {flaw.reason} "
+            f"({flaw.limit:,.0f}): the convention or its inputs are wrong."
+        )
+    lines += _rank_lines(totals)
+    if totals.faults:
+        faults = ", ".join(f"{fault} × {count}" for fault, count in totals.faults.items())
+        lines.append(f"Hook calls that could not be measured as they came: {faults}.")
+    if header.train_config:
+        lines += ["train_config:", *(f"  {line}" for line in _config(header.train_config))]
+    return "\n".join(lines) + "\n"
+
+
+def render_journal(journal: Journal) -> str:
+    """Return the report of every segment of a journal: finished, failed, running or cut off."""
+    parts = []
+    for number, segment in enumerate(journal.segments):
+        last = number == len(journal.segments) - 1
+        totals = RunTotals(segment.header.world_size, segment.header.peak_tflops)
+        for record in segment.episodes:
+            totals.add(record)
+        title = f"Segment {number + 1} of {len(journal.segments)}\n"
+        parts.append(
+            (title if len(journal.segments) > 1 else "")
+            + f"{seed_report(totals)}\n\n"
+            + render_run(
+                segment.header,
+                totals,
+                segment.summary,
+                _unended(segment, live=journal.live and last),
+            )
+        )
+    if journal.torn_lines:
+        parts.append(f"{journal.torn_lines} torn line(s) were skipped.\n")
+    return "\n".join(parts)
+
+
+def _ending(summary: Summary) -> str:
+    if summary.status == "failed":
+        return f"FAILED {_after(summary.last_episode)}: {summary.error}"
+    return "finished"
+
+
+def _unended(segment: Segment, *, live: bool) -> str:
+    last = segment.episodes[-1].episode if segment.episodes else None
+    if segment.failures:
+        failure = segment.failures[-1]
+        return f"FAILED {_after(last)}, on rank {failure.rank}: {failure.error}"
+    if live:
+        return f"still running, {_after(last)}"
+    return f"CUT OFF {_after(last)}: the journal ends without a summary (killed, or lost power)"
+
+
+def _after(last_episode: int | None) -> str:
+    return (
+        "before any episode was finished"
+        if last_episode is None
+        else f"after episode {last_episode}"
+    )
+
+
+def _covered(header: Header, totals: RunTotals) -> str:
+    ranks = f"{header.world_size} rank{'s' * (header.world_size > 1)} ({header.device})"
+    if not totals.episodes:
+        ignored = f", of which the first {header.ignore_episodes} are ignored"
+        return f"Nothing was measured on {ranks}: no episode was finished{ignored * bool(header.ignore_episodes)}."
+    return (
+        f"{totals.episodes} episodes ({totals.first_episode} to {totals.last_episode}) on {ranks}"
+    )
+
+
+def _time_table(totals: RunTotals, figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield where the time went, as a tree; each level adds up to the one above it."""
+    episode_s = figures[catalogue.EPISODE_S]
+    yield f"{'Where the time went':<42}{'seconds':>12}{'share':>9}"
+
+    def row(name: str, depth: int, seconds: float) -> str:
+        share = f"{seconds / episode_s:.1%}" if episode_s else "-"
+        return f"{'  ' * (depth + 1) + name:<42}{seconds:>12.3f}{share:>9}"
+
+    def level(prefix: str, depth: int, whole: float) -> Iterator[str]:
+        inside = {
+            path: seconds
+            for path, seconds in totals.phases.items()
+            if path.startswith(prefix) and "/" not in path[len(prefix) :]
+        }
+        for path, seconds in inside.items():
+            yield row(path[len(prefix) :], depth, seconds)
+            yield from level(f"{path}/", depth + 1, seconds)
+        if prefix and inside:
+            yield row("(rest)", depth, whole - sum(inside.values()))
+
+    yield from level("", 0, episode_s)
+    yield row("other", 0, figures.get(catalogue.OTHER_S, 0.0))
+    if overlap := figures.get(catalogue.OVERLAP_S):
+        yield row("(overlap of the above)", 0, -overlap)
+    yield row("episode", 0, episode_s)
+
+
+def _rates(figures: Mapping[str, float]) -> Iterator[str]:
+    for ratio in catalogue.RATIOS:
+        if ratio.name in figures:
+            yield f"{ratio.name:<52}{_readable(figures[ratio.name]):>12} {ratio.unit}"
+
+
+def _readable(value: float) -> str:
+    """Four significant digits, without an exponent for the sizes that occur."""
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
+
+
+def _rank_lines(totals: RunTotals) -> Iterator[str]:
+    if totals.slowest_seconds:
+        (rank, phase), excess = max(totals.slowest_seconds.items(), key=lambda item: item[1])
+        yield (
+            f"Slowest: rank {rank} in {phase}, {excess:.3f} s above the mean of the ranks in all "
+            f"(of the episodes in which it was the slowest)."
+        )
+    if totals.incomplete_episodes:
+        yield (
+            f"INCOMPLETE: in {totals.incomplete_episodes} episode(s) some ranks sent no figures; "
+            "sums are without them."
+        )
+
+
+def _config(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in config.items():
+        yield textwrap.shorten(f"{key} = {value}", _WIDTH, placeholder=" …")

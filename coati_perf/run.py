@@ -1,0 +1,178 @@
+"""One fit as rank 0 keeps it: its directory, journal, recorder and sinks."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import platform
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coati_perf._version import __version__
+from coati_perf.cost import CostModel
+from coati_perf.exchange.base import Exchange
+from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
+from coati_perf.plain import plain
+from coati_perf.record import Header
+from coati_perf.recorder import Ending, Recorder, describe_error
+from coati_perf.sinks import SinkSource
+from coati_perf.sinks.worker import SinkWorker
+
+_logger = logging.getLogger(__name__)
+
+# How long a failed fit waits for the rows of other ranks: its exception must be seen at once.
+_FAILED_GRACE_S = 1.0
+
+
+class OutputError(OSError):
+    """A directory or file that results are to go to cannot be written."""
+
+
+class Run:
+    """Opens everything at fit start, closes it at fit end; raises OutputError at fit start only."""
+
+    def __init__(  # noqa: PLR0913 - all of it is one fit's description
+        self,
+        *,
+        run_dir: Path | None,
+        exchange: Exchange,
+        sinks: Sequence[SinkSource],
+        train_config: Mapping[Any, Any],
+        cost_model: CostModel,
+        ignore_episodes: int,
+        peak_tflops: float | None,
+        close_timeout_s: float,
+    ) -> None:
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.run_dir = (run_dir or Path("coati_perf_runs") / run_id).absolute()
+        self._close_timeout_s = close_timeout_s
+        self._pid = os.getpid()
+        self._closed = False
+        journal = _open_journal(self.run_dir)
+        offset = journal.size
+        header = Header(
+            run_id=run_id,
+            at=time.time(),
+            segment=len(read_journal(journal.path).segments) if offset else 0,
+            run_dir=str(self.run_dir),
+            train_config=plain(train_config),
+            seed_config_line=_seed_config_line(train_config),
+            convention=cost_model.convention,
+            cost_model=cost_model.describe(),
+            ignore_episodes=ignore_episodes,
+            world_size=exchange.world_size,
+            exchange=exchange.name,
+            device=_device(),
+            host=socket.gethostname(),
+            pid=self._pid,
+            versions={
+                "coati_perf": __version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            peak_tflops=peak_tflops,
+        )
+        _write_first_line(journal, header)
+        self.journal_path = journal.path
+        self._workers = [
+            SinkWorker(source.label, source.make(), journal.path, offset) for source in sinks
+        ]
+        self.recorder = Recorder(header, exchange, journal, self._wake_sinks)
+        self._wake_sinks()
+        atexit.register(self.close_at_exit)
+
+    def close(self, error: str | None) -> None:
+        """Write what is left, within ``close_timeout_s``; a second call does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self.close_at_exit)
+        deadline = time.monotonic() + self._close_timeout_s
+        grace_s = self._close_timeout_s / 2 if error is None else _FAILED_GRACE_S
+        self.recorder.put(Ending(error, grace_s))
+        recorded = self.recorder.join(self._close_timeout_s)
+        for worker in self._workers:
+            worker.finish()
+        for worker in self._workers:
+            if not worker.join(max(deadline - time.monotonic(), 0.0)):
+                _logger.warning(
+                    "sink %s got %d of %d episodes and was not closed (%s); the journal has all: %s",
+                    worker.label,
+                    worker.delivered,
+                    self.recorder.written_episodes,
+                    worker.last_error or f"not done within {self._close_timeout_s:g} s",
+                    self.journal_path,
+                )
+        if not recorded or self.recorder.unwritten:
+            _logger.warning("the journal %s is not complete", self.journal_path)
+
+    def close_at_exit(self) -> None:
+        """Close a fit whose trainer never said that it ended, when the interpreter exits."""
+        uncaught = getattr(sys, "last_value", None)
+        self.close(None if uncaught is None else describe_error(uncaught))
+
+    def _wake_sinks(self) -> None:
+        for worker in self._workers:
+            worker.wake()
+
+
+def check_save_path(path: Path) -> None:
+    """Make the folders above ``path`` and see that it can be appended to, or raise OutputError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        with path.open("a"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        message = f"save_path {str(path)!r} cannot be written: {error}. Give a file that can be"
+        raise OutputError(message) from error
+
+
+def _open_journal(run_dir: Path) -> JournalWriter:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return JournalWriter(run_dir / FILE_NAME)
+    except OSError as error:
+        message = f"run_dir {str(run_dir)!r} cannot be written: {error}. Give run_dir= a folder that can be"
+        raise OutputError(message) from error
+
+
+def _write_first_line(journal: JournalWriter, header: Header) -> None:
+    try:
+        journal.append(header)
+    except OSError as error:
+        journal.close()
+        message = f"the journal {journal.path} cannot be written: {error}"
+        raise OutputError(message) from error
+
+
+def _seed_config_line(train_config: Mapping[Any, Any]) -> str:
+    """Return ColossalChat's line of values, kept to one line whatever the values hold."""
+    texts = []
+    for value in train_config.values():
+        try:
+            text = str(value)
+        except Exception:  # noqa: BLE001 - someone else's __str__
+            text = str(plain(value))
+        texts.append(text.encode("utf-8", "replace").decode("utf-8"))
+    return "; ".join(texts).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _device() -> str:
+    """Name the accelerator, without starting one up that training has not."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return "cpu"
+    if accelerator.type == "cuda" and torch.cuda.is_initialized():
+        return torch.cuda.get_device_name()
+    return accelerator.type

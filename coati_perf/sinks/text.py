@@ -1,0 +1,49 @@
+"""The text report at ``save_path``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.report import render_run, seed_report
+from coati_perf.sinks.base import Sink
+from coati_perf.totals import RunTotals
+
+
+class TextReportSink:
+    """Appends one report per run, when the run ends: ColossalChat's lines, then ours."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._header: Header | None = None
+        self._totals = RunTotals(1)
+
+    def open(self, header: Header) -> None:
+        self._header = header
+        self._totals = RunTotals(header.world_size, header.peak_tflops)
+
+    def write(self, record: EpisodeRecord) -> None:
+        self._totals.add(record)
+
+    def close(self, summary: Summary) -> None:
+        assert self._header is not None
+        report = (
+            f"{self._header.seed_config_line}\n"
+            f"{seed_report(self._totals)}\n"
+            f"{render_run(self._header, self._totals, summary)}\n"
+        )
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(report)
+
+
+def text_report(argument: str | None) -> TextReportSink:
+    """Make the sink named ``text:PATH``."""
+    if argument is None:
+        message = "the text sink needs a path: 'text:PATH'"
+        raise ValueError(message)
+    return TextReportSink(argument)
+
+
+if TYPE_CHECKING:
+    _: Sink = TextReportSink("")

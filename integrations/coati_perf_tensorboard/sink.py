@@ -1,0 +1,88 @@
+"""The TensorBoard sink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coati_perf import catalogue
+from coati_perf.plain import flatten
+from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.report import render_run
+from coati_perf.sinks import Sink
+from coati_perf.totals import RunTotals
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardSink:
+    """Writes one scalar per metric and episode, at step = episode.
+
+    ``train_config`` goes to the HPARAMS tab, flattened, beside the last value of every metric of
+    the catalogue; the layout of the CUSTOM SCALARS tab has one chart per group of metrics; the
+    report goes to the TEXT tab when the run ends. Every episode is flushed, so that a killed
+    process loses none that it wrote.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._directory = directory
+        self._writer: SummaryWriter | None = None
+        self._header: Header | None = None
+        self._totals = RunTotals(1)
+
+    def open(self, header: Header) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        directory = Path(self._directory or Path(header.run_dir) / "tensorboard")
+        self._header = header
+        self._totals = RunTotals(header.world_size, header.peak_tflops)
+        self._writer = writer = SummaryWriter(str(directory / header.run_id))
+        writer.add_custom_scalars(_layout())
+        # SummaryWriter.add_hparams would start a second run at step 0 for the metrics' values.
+        # Written by hand into this run, the tab shows the last value of each scalar instead.
+        experiment, session_start, self._session_end = hparams(
+            {**flatten(header.train_config), "coati_perf/convention": header.convention},
+            dict.fromkeys(catalogue.CATALOGUE, 0.0),
+        )
+        for event in (experiment, session_start):
+            writer._get_file_writer().add_summary(event)
+        writer.flush()
+
+    def write(self, record: EpisodeRecord) -> None:
+        self._totals.add(record)
+        writer = self._opened()
+        for name, value in record.metrics.items():
+            writer.add_scalar(name, value, record.episode, walltime=record.at)
+        writer.flush()
+
+    def close(self, summary: Summary) -> None:
+        writer = self._opened()
+        assert self._header is not None
+        report = render_run(self._header, self._totals, summary)
+        # TEXT is rendered as Markdown, where four spaces keep a table of figures as it is.
+        indented = "\n".join(f"    {line}" for line in report.splitlines())
+        writer.add_text("coati_perf/report", indented, summary.last_episode or 0)
+        writer._get_file_writer().add_summary(self._session_end)
+        writer.close()
+        self._writer = None
+
+    def _opened(self) -> SummaryWriter:
+        if self._writer is None:
+            message = "the TensorBoard writer is not open"
+            raise RuntimeError(message)
+        return self._writer
+
+
+def _layout() -> dict[str, Any]:
+    """Return one chart per group of the catalogue (``perf/<group>/…``), all its metrics in it."""
+    charts: dict[str, Any] = {}
+    for name in catalogue.CATALOGUE:
+        group = name.split("/")[1]
+        charts.setdefault(group, ["Multiline", []])[1].append(name)
+    return {"coati_perf": charts}
+
+
+if TYPE_CHECKING:
+    _: Sink = TensorBoardSink()

@@ -1,0 +1,103 @@
+"""The Weights & Biases sink."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.sinks import Sink
+
+if TYPE_CHECKING:
+    import wandb
+
+EPISODE = "perf/episode"
+
+
+class WandbSink:
+    """Logs every metric against ``perf/episode``, in a run of its own or in the one that is open.
+
+    Without an open run, one is started with ``train_config`` as its config and finished at the
+    end; wandb's own settings (``WANDB_MODE`` and the like) hold.
+
+    An open run (``wandb.run``) is joined and never finished. wandb drops whatever is logged at a
+    step below the run's current one, so that a log of ours that moves the step on could cost its
+    owner, who may log with explicit steps, his next rows. Therefore no log of ours moves it:
+    each record joins the row of the owner's current step, at most one record per step, and those
+    that come faster wait for the owner's next step. What still waits at the end is written in
+    rows of its own, which moves the step by as many.
+    """
+
+    def __init__(self, project: str | None = None) -> None:
+        self._project = project
+        self._run: wandb.Run | None = None
+        self._joined = False
+        self._waiting: collections.deque[dict[str, Any]] = collections.deque()
+        self._used_step: int | None = None
+
+    def open(self, header: Header) -> None:
+        import wandb
+
+        self._joined = wandb.run is not None
+        self._waiting.clear()
+        self._used_step = None
+        if wandb.run is None:
+            self._run = wandb.init(
+                project=self._project,
+                name=header.run_id,
+                dir=header.run_dir,
+                config={**header.train_config, "coati_perf": _about(header)},
+            )
+        else:
+            self._run = wandb.run
+            known = set(self._run.config.keys())
+            ours = {key: value for key, value in header.train_config.items() if key not in known}
+            self._run.config.update({**ours, "coati_perf": _about(header)}, allow_val_change=True)
+        self._run.define_metric(EPISODE)
+        self._run.define_metric("perf/*", step_metric=EPISODE)
+
+    def write(self, record: EpisodeRecord) -> None:
+        row: dict[str, Any] = {EPISODE: record.episode, **record.metrics}
+        run = self._opened()
+        if not self._joined:
+            run.log(row)
+            return
+        self._waiting.append(row)
+        if run.step != self._used_step:
+            self._used_step = run.step
+            run.log(self._waiting[0], commit=False)
+            self._waiting.popleft()
+
+    def close(self, summary: Summary) -> None:
+        run = self._opened()
+        if self._joined and self._waiting:
+            run.log({}, commit=True)  # closes the row that the last record joined
+        while self._waiting:
+            run.log(self._waiting[0], commit=True)
+            self._waiting.popleft()
+        run.summary.update({"coati_perf/status": summary.status, "coati_perf/error": summary.error})
+        if not self._joined:
+            run.finish(exit_code=0 if summary.status == "finished" else 1)
+        self._run = None
+
+    def _opened(self) -> wandb.Run:
+        if self._run is None:
+            message = "the wandb run is not open"
+            raise RuntimeError(message)
+        return self._run
+
+
+def _about(header: Header) -> dict[str, Any]:
+    return {
+        "run_id": header.run_id,
+        "run_dir": header.run_dir,
+        "convention": header.convention,
+        "cost_model": header.cost_model,
+        "world_size": header.world_size,
+        "device": header.device,
+        "versions": header.versions,
+    }
+
+
+if TYPE_CHECKING:
+    _: Sink = WandbSink()
