@@ -17,18 +17,23 @@ class CostModel(Protocol):
     @property
     def convention(self) -> str:
         """The name under which the figures can be compared with others of the same name."""
+        ...
 
     def generate(self, batch: int, prompt: int, response: int) -> int:
         """FLOP of generating ``response`` tokens after each of ``batch`` prompts."""
+        ...
 
     def score(self, batch: int, length: int) -> int:
         """FLOP of the scoring forwards over (batch, length) tokens."""
+        ...
 
     def learn(self, batch: int, length: int) -> int:
         """FLOP of learning from (batch, length) tokens."""
+        ...
 
     def describe(self) -> dict[str, int | bool | str]:
         """Plain data for the journal's header: all that the figures depend on."""
+        ...
 
 
 class ParamCount(msgspec.Struct, frozen=True):

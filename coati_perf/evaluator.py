@@ -68,7 +68,7 @@ class PerformanceEvaluator(Callback):
         OutputError: ``run_dir`` or ``save_path`` cannot be written (at fit start, on rank 0).
     """
 
-    def __init__(  # noqa: PLR0913 - the first eight are ColossalChat's
+    def __init__(  # noqa: PLR0913, PLR0917 - the first eight are ColossalChat's
         self,
         actor_num_params: int,
         critic_num_params: int,
@@ -297,7 +297,7 @@ class PerformanceEvaluator(Callback):
         finally:
             self.on_episode_end(episode)
 
-    def record(  # noqa: PLR0913 - one keyword per kind of number
+    def record(
         self,
         phase: str,
         *,
@@ -315,7 +315,8 @@ class PerformanceEvaluator(Callback):
             samples: how many samples went through it, by default as many as there are lengths.
                 ``generate`` or ``make_experience`` (name each sample in one of them) and
                 ``learn`` count samples; other phases do not.
-            prompt_lengths, response_lengths: real token counts per sample, both of one length.
+            prompt_lengths: prompt tokens of each sample, padding excluded.
+            response_lengths: response tokens of each sample, as many samples.
 
         Never raises: a bad value is logged once and counted as a fault.
         """
@@ -331,7 +332,7 @@ class PerformanceEvaluator(Callback):
         return None
 
     def close(self) -> None:
-        """End the fit. ``on_fit_end`` calls it; a plain loop does so when it is done. Idempotent."""
+        """End the fit: ``on_fit_end`` calls it, a plain loop when it is done. Idempotent."""
         if not self._fitting:
             return
         self._fitting = False
@@ -393,7 +394,7 @@ class PerformanceEvaluator(Callback):
             self._exchange.depart(encode(departure), failed=text is not None)
             self._exchange.close()
 
-    def _record(  # noqa: PLR0913 - as record()
+    def _record(  # noqa: PLR0913, PLR0917 - as record()
         self,
         tally: Tally,
         phase: str,
@@ -525,12 +526,12 @@ def _items(lengths: Sequence[int] | None) -> Sequence[int]:
 
 def _count(name: str, value: SupportsIndex) -> int:
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        count = operator.index(value)
+        count = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
+        count = None
+    if count is None:
         message = f"{name} is {value!r} ({type(value).__name__}); expected an integer"
-        raise TypeError(message) from None
+        raise TypeError(message)
     if count < 0:
         message = f"{name} is {count}; expected an integer of at least 0"
         raise ValueError(message)

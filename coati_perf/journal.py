@@ -68,15 +68,12 @@ class JournalWriter:
 
 def decode_line(line: bytes) -> JournalLine | None:
     """Return the line's record, or None where it is torn. Raises JournalError on a newer schema."""
+    record: JournalLine | None
     try:
         record = _decoder.decode(line)
     except msgspec.DecodeError:
-        newer = _newer_schema(line)
-        if newer is None:
-            return None
-        schema = newer
-    else:
-        schema = record.schema
+        record = None
+    schema = _schema(line) if record is None else record.schema
     if schema > SCHEMA:
         message = (
             f"the journal has schema {schema}, this coati_perf reads up to {SCHEMA}: "
@@ -165,14 +162,14 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
     return Journal(segments, torn, live)
 
 
-def _newer_schema(line: bytes) -> int | None:
-    """Return the schema of a line that this version cannot decode, if it is a newer one."""
+def _schema(line: bytes) -> int:
+    """Return the schema of a line that this version cannot decode, 0 where it says none."""
     try:
         fields = msgspec.json.decode(line)
     except msgspec.DecodeError:
-        return None
+        return 0
     schema = fields.get("schema") if isinstance(fields, dict) else None
-    return schema if isinstance(schema, int) and schema > SCHEMA else None
+    return schema if isinstance(schema, int) else 0
 
 
 def _is_locked(path: Path) -> bool:

@@ -32,7 +32,7 @@ class Node:
         self.name = name
         # The root is its own parent, so that the hooks need no check for None.
         self.parent: Node = self if parent is None else parent
-        self.path = name if parent is None or not parent.path else f"{parent.path}/{name}"
+        self.path: str = name if parent is None or not parent.path else f"{parent.path}/{name}"
         self.seconds = 0.0
         self.started = 0.0
         self.children = Children(self)

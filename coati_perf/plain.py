@@ -9,7 +9,7 @@ from typing import Any
 _MAX_DEPTH = 20
 
 
-def plain(value: object, _depth: int = 0) -> Any:  # noqa: ANN401 - JSON has no better type
+def plain(value: object, _depth: int = 0) -> Any:  # noqa: PLR0911 - one a kind of value
     """Return ``value`` with every container copied and every object in it made plain.
 
     Numbers, strings, booleans and None stay; mappings become dicts with string keys, sequences
@@ -53,13 +53,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int 
     return flat
 
 
-def _within_json(value: bool | int | str | None) -> bool | int | str | None:
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return str(value)
+def _within_json(value: int | str | None) -> int | str | None:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
-    # Enum members and other subclasses of int become plain ones.
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if value is None or isinstance(value, bool):
+        return value
+    # Members of an IntEnum become plain integers.
+    return int(value) if -(2**63) <= value < 2**64 else str(value)
 
 
 def _type_name(value: object) -> str:

@@ -142,7 +142,7 @@ def _close_account(rows: Sequence[Row]) -> dict[str, float]:
 
 def _slowest(rows: Sequence[Row]) -> Slowest | None:
     """Find the rank furthest above the mean of a top-level phase (see ``_TIE``)."""
-    if len(rows) < 2:
+    if len(rows) == 1:
         return None
     worst: Slowest | None = None
     for path, mean in _mean_phases(rows).items():

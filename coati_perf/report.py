@@ -30,35 +30,36 @@ def seed_report(totals: RunTotals) -> str:
     Source: the report strings in ``tests/data/golden_seed_reports.json``. Counts are the true
     sums over ranks, durations the means over ranks, TFLOPS per rank.
     """
-    figures, impossible = totals.figures()
+    figures, _ = totals.figures()
     generated = int(figures.get(catalogue.GENERATED, 0))
     learned = int(figures.get(catalogue.LEARNED, 0))
     effective = min(generated, learned)
     make_s = figures.get(catalogue.MAKE_EXPERIENCE_S, 0.0)
     learn_s = figures.get(catalogue.LEARN_S, 0.0)
     episode_s = figures.get(catalogue.EPISODE_S, 0.0)
-    make_flop = figures.get(catalogue.MAKE_EXPERIENCE_FLOP, 0.0) / totals.devices
-    learn_flop = figures.get(catalogue.LEARN_FLOP, 0.0) / totals.devices
-    overall_rate = effective / (episode_s + _EPSILON_S)
-    sample_s = divide(1, overall_rate)
+    sample_s = divide(1, effective / (episode_s + _EPSILON_S))
     make_sample_s = divide(make_s, effective)
     learn_sample_s = divide(learn_s, effective)
-    return "\n".join(
-        (
-            "Performance summary:",
-            f"Generate {generated} samples, throughput: "
-            f"{generated / (make_s + _EPSILON_S):.2f} samples/s, "
-            f"TFLOPS per GPU: {make_flop / 1e12 / (make_s + _EPSILON_S):.2f}",
-            f"Train {learned} samples, throughput: "
-            f"{learned / (learn_s + _EPSILON_S):.2f} samples/s, "
-            f"TFLOPS per GPU: {learn_flop / 1e12 / (learn_s + _EPSILON_S):.2f}",
-            f"Overall throughput: {overall_rate:.2f} samples/s",
-            f"Overall time per sample: {sample_s:.2f} s",
-            f"Make experience time per sample: {make_sample_s:.2f} s, "
-            f"{make_sample_s / sample_s * 100:.2f}%",
-            f"Learn time per sample: {learn_sample_s:.2f} s, "
-            f"{learn_sample_s / sample_s * 100:.2f}%",
+
+    def work(verb: str, samples: int, flop: str, seconds: float) -> str:
+        rate = samples / (seconds + _EPSILON_S)
+        tflops = figures.get(flop, 0.0) / totals.devices / 1e12 / (seconds + _EPSILON_S)
+        return (
+            f"{verb} {samples} samples, throughput: {rate:.2f} samples/s, "
+            f"TFLOPS per GPU: {tflops:.2f}\n"
         )
+
+    def share(phase: str, seconds: float) -> str:
+        return f"{phase} time per sample: {seconds:.2f} s, {seconds / sample_s * 100:.2f}%"
+
+    return (
+        "Performance summary:\n"
+        + work("Generate", generated, catalogue.MAKE_EXPERIENCE_FLOP, make_s)
+        + work("Train", learned, catalogue.LEARN_FLOP, learn_s)
+        + f"Overall throughput: {effective / (episode_s + _EPSILON_S):.2f} samples/s\n"
+        + f"Overall time per sample: {sample_s:.2f} s\n"
+        + f"{share('Make experience', make_sample_s)}\n"
+        + share("Learn", learn_sample_s)
     )
 
 
@@ -69,11 +70,9 @@ def render_run(
 
     ``ending`` says how a run ended that has no summary.
     """
-    lines = [
-        f"coati_perf {header.versions.get('coati_perf', '?')}, run {header.run_id}: "
-        f"{_ending(summary) if summary is not None else ending}",
-        _covered(header, totals),
-    ]
+    version = header.versions.get("coati_perf", "?")
+    ending = ending if summary is None else _ending(summary)
+    lines = [f"coati_perf {version}, run {header.run_id}: {ending}", _covered(header, totals)]
     figures, impossible = totals.figures()
     if totals.episodes:
         lines += ["", *_time_table(totals, figures), "", *_rates(figures)]
@@ -143,8 +142,11 @@ def _after(last_episode: int | None) -> str:
 def _covered(header: Header, totals: RunTotals) -> str:
     ranks = f"{header.world_size} rank{'s' * (header.world_size > 1)} ({header.device})"
     if not totals.episodes:
-        ignored = f", of which the first {header.ignore_episodes} are ignored"
-        return f"Nothing was measured on {ranks}: no episode was finished{ignored * bool(header.ignore_episodes)}."
+        ignored = f" after the {header.ignore_episodes} that are ignored"
+        return (
+            f"Nothing was measured on {ranks}: no episode was finished"
+            f"{ignored if header.ignore_episodes else ''}."
+        )
     return (
         f"{totals.episodes} episodes ({totals.first_episode} to {totals.last_episode}) on {ranks}"
     )

@@ -104,7 +104,7 @@ class Run:
         for worker in self._workers:
             if not worker.join(max(deadline - time.monotonic(), 0.0)):
                 _logger.warning(
-                    "sink %s got %d of %d episodes and was not closed (%s); the journal has all: %s",
+                    "sink %s got %d of %d episodes and was not closed (%s); all are in %s",
                     worker.label,
                     worker.delivered,
                     self.recorder.written_episodes,
@@ -143,7 +143,7 @@ def _open_journal(run_dir: Path) -> JournalWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         return JournalWriter(run_dir / FILE_NAME)
     except OSError as error:
-        message = f"run_dir {str(run_dir)!r} cannot be written: {error}. Give run_dir= a folder that can be"
+        message = f"run_dir {str(run_dir)!r} cannot be written: {error}. Give a folder that can be"
         raise OutputError(message) from error
 
 

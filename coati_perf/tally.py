@@ -36,7 +36,7 @@ class LearnBatches(dict[Shape, BatchKind]):
         self._tally = tally
 
     def __missing__(self, shape: Shape) -> BatchKind:
-        batch, length = _batch_and_length(shape)
+        batch, length = _two_dimensions("sequences", shape)
         return self._tally.new_kind(
             self, shape, learn_amounts(self._tally.cost_model, batch, length)
         )
@@ -50,14 +50,11 @@ class ExperienceBatches(dict[tuple[Shape, Shape], BatchKind]):
         self._tally = tally
 
     def __missing__(self, shapes: tuple[Shape, Shape]) -> BatchKind:
-        batch, length = _batch_and_length(shapes[0])
-        mask_shape = shapes[1]
-        if len(mask_shape) != 2 or mask_shape[1] > length:
-            message = (
-                f"action_mask has shape {tuple(mask_shape)}; expected (batch, actions ≤ {length})"
-            )
+        batch, length = _two_dimensions("sequences", shapes[0])
+        _, response = _two_dimensions("action_mask", shapes[1])
+        if response > length:
+            message = f"action_mask has {response} actions, more than the {length} of sequences"
             raise ValueError(message)
-        response = mask_shape[1]
         return self._tally.new_kind(
             self,
             shapes,
@@ -69,11 +66,11 @@ class ExperienceBatches(dict[tuple[Shape, Shape], BatchKind]):
         )
 
 
-def _batch_and_length(shape: Shape) -> tuple[int, int]:
-    if len(shape) != 2:
-        message = f"sequences has shape {tuple(shape)}; expected (batch, length)"
-        raise ValueError(message)
-    return shape[0], shape[1]
+def _two_dimensions(name: str, shape: Shape) -> tuple[int, int]:
+    if len(shape) == 2:  # noqa: PLR2004 - batch and length
+        return shape[0], shape[1]
+    message = f"{name} has shape {tuple(shape)}; expected (batch, length)"
+    raise ValueError(message)
 
 
 def learn_amounts(cost_model: CostModel, batch: int, length: int) -> dict[str, float]:
@@ -176,7 +173,7 @@ class Tally:
         self.root.children[phase].seconds += seconds
 
     def leave(self, name: str, now: float) -> bool:
-        """Leave the phase ``name``, dropping phases left open inside it; say whether all was well."""
+        """Leave the phase ``name``, dropping open ones inside it; say whether it was on top."""
         node = self.open
         while node is not self.root and node.name != name:
             node = node.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
@@ -63,7 +63,16 @@ def build_models(task: Task, seed: int = 0) -> Models:
     return Models(actor, critic, initial, reward)
 
 
-def count_parameters(models: Models) -> dict[str, int]:
+class ParameterCounts(TypedDict):
+    """The number of parameters of each model, under PerformanceEvaluator's argument names."""
+
+    actor_num_params: int
+    critic_num_params: int
+    initial_model_num_params: int
+    reward_model_num_params: int
+
+
+def count_parameters(models: Models) -> ParameterCounts:
     """Return each model's number of parameters, under PerformanceEvaluator's argument names."""
     return {
         "actor_num_params": models.actor.num_parameters(),

@@ -52,7 +52,7 @@ class ExperienceMaker:
     def make_experience(self, prompts: Prompts) -> Experience:
         """Answer each of B prompts; A is the length of the longest answer. Uses torch's RNG."""
         with self._phase("generate"):
-            sequences = self._models.actor.generate(
+            sequences = self._models.actor.generate(  # pyright: ignore[reportAttributeAccessIssue]  # its stubs are at odds with themselves
                 prompts.tokens,
                 attention_mask=prompts.attention_mask,
                 generation_config=self._generation,

@@ -22,21 +22,28 @@ class Exchange(Protocol):
 
     def send(self, sequence: int, packed_row: bytes) -> None:
         """Hand over the row of this rank's measured episode number ``sequence``."""
+        ...
 
     def depart(self, packed_departure: bytes, *, failed: bool) -> None:
         """Say that this rank sends no more rows; a failure is seen by rank 0 without delay."""
+        ...
 
     def collect(self, sequence: int, ranks: Iterable[int], *, partial: bool) -> dict[int, bytes]:
-        """Return the rows of ``ranks`` once all are there, else nothing; ``partial``: those there."""
+        """Return the rows of ``ranks`` if all are there; with ``partial``, those that are."""
+        ...
 
     def departures(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return the departures of ``ranks`` that are there."""
+        ...
 
     def any_failure(self) -> bool:
         """Say cheaply whether some rank has departed with a failure."""
+        ...
 
     def discard(self, sequence: int, ranks: Iterable[int]) -> None:
         """Free what the rows of an episode took up, whether they came or not."""
+        ...
 
     def close(self) -> None:
         """Let go of every connection; never raises."""
+        ...

@@ -18,15 +18,19 @@ class Store(Protocol):
 
     def set(self, key: str, value: bytes, /) -> None:
         """Write without waiting for an answer."""
+        ...
 
     def get(self, key: str, /) -> bytes:
         """Read a key that is known to be there."""
+        ...
 
     def check(self, keys: list[str], /) -> bool:
         """Say whether all keys are there."""
+        ...
 
     def delete_key(self, key: str, /) -> bool:
         """Delete a key if it is there."""
+        ...
 
 
 class StoreExchange:

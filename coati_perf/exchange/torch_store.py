@@ -16,11 +16,16 @@ import os
 import socket
 import threading
 from datetime import timedelta
-from typing import cast
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, cast
 
 from coati_perf.exchange.store import Store
+
+if TYPE_CHECKING:  # torch.distributed exports them at run time only
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import Store as TorchStore
+else:
+    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import Store as TorchStore
 
 # For one answer of the store, on a thread that may wait. A healthy server takes microseconds.
 _ANSWER_TIMEOUT = timedelta(seconds=60)
@@ -30,7 +35,7 @@ _MAX_WAITING = 1000
 _logger = logging.getLogger(__name__)
 
 
-def job_store() -> dist.Store | None:
+def job_store() -> TorchStore | None:
     """Return the store of the default process group, None where there is none."""
     try:
         from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
@@ -41,25 +46,25 @@ def job_store() -> dist.Store | None:
         return None
 
 
-def is_tcp(store: dist.Store) -> bool:
+def is_tcp(store: TorchStore) -> bool:
     """Say whether a store, below its prefixes, is a TCPStore, whose ``set`` does not wait."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return isinstance(store, dist.TCPStore)
+    return isinstance(store, TCPStore)
 
 
-def own_client(store: dist.Store, prefix: str) -> Store:
+def own_client(store: TorchStore, prefix: str) -> Store:
     """Return a client with a connection of its own, whose keys are behind ``prefix``."""
-    client = store.clone()
+    client = _clone(store)
     client.set_timeout(_ANSWER_TIMEOUT)
-    return cast("Store", dist.PrefixStore(prefix, client))
+    return cast("Store", PrefixStore(prefix, client))
 
 
-def serve(job: dist.Store, prefix: str) -> dist.Store:
+def serve(job: TorchStore, prefix: str) -> TorchStore:
     """Start a TCPStore on this host, on a free port, and publish its address (rank 0)."""
     host = _own_host()
-    server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    dist.PrefixStore(prefix, job).set("address", f"{host}:{server.port}")
+    server = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    PrefixStore(prefix, job).set("address", f"{host}:{server.port}")
     return server
 
 
@@ -69,10 +74,10 @@ class LateClient:
     The connection is made on a thread of its own, since it has to wait for rank 0.
     """
 
-    def __init__(self, job: dist.Store, prefix: str) -> None:
+    def __init__(self, job: TorchStore, prefix: str) -> None:
         self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
         self._lock = threading.Lock()
-        self._client: dist.Store | None = None
+        self._client: TorchStore | None = None
         self._error: Exception | None = None
         thread = threading.Thread(
             target=self._connect, args=(job, prefix), name="coati_perf-connect", daemon=True
@@ -104,12 +109,12 @@ class LateClient:
         """Never called: only rank 0 reads."""
         raise NotImplementedError(key)
 
-    def _connect(self, job: dist.Store, prefix: str) -> None:
+    def _connect(self, job: TorchStore, prefix: str) -> None:
         try:
-            address = dist.PrefixStore(prefix, job.clone()).get("address").decode()
+            address = PrefixStore(prefix, _clone(job)).get("address").decode()
             host, _, port = address.rpartition(":")
-            client = dist.PrefixStore(
-                prefix, dist.TCPStore(host, int(port), is_master=False, timeout=_ANSWER_TIMEOUT)
+            client = PrefixStore(
+                prefix, TCPStore(host, int(port), is_master=False, timeout=_ANSWER_TIMEOUT)
             )
         except Exception as error:  # noqa: BLE001 - surfaces at the next set()
             with self._lock:
@@ -121,6 +126,11 @@ class LateClient:
                     key, value = self._waiting.popleft()
                     client.set(key, cast("str", value))
             self._client = client
+
+
+def _clone(store: TorchStore) -> TorchStore:
+    clone: TorchStore = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+    return clone
 
 
 def _own_host() -> str:

@@ -21,9 +21,12 @@ class Sink(Protocol):
 
     def open(self, header: Header) -> None:
         """Begin a run. ``header.run_dir`` is the directory where the run keeps its files."""
+        ...
 
     def write(self, record: EpisodeRecord) -> None:
         """Take in one episode."""
+        ...
 
     def close(self, summary: Summary) -> None:
         """End the run: everything written must be safe when this returns."""
+        ...

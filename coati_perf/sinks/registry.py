@@ -85,8 +85,8 @@ def _factory(name: str) -> SinkFactory:
         found.setdefault(entry_point.name, entry_point)
     if name not in found:
         message = (
-            f"there is no sink named {name!r}; installed are: {', '.join(sorted(found)) or 'none'}. "
-            f"A package brings its own through the entry-point group {GROUP!r}"
+            f"there is no sink named {name!r}; there are: {', '.join(sorted(found)) or 'none'}. "
+            f"Other packages bring theirs through the entry-point group {GROUP!r}"
         )
         raise SinkError(message)
     try:
