@@ -64,9 +64,7 @@ def _source(sink: str | Sink) -> SinkSource:
         source = SinkSource(sink, lambda: factory(argument or None))
         made = source.make()
         if not isinstance(made, Sink):
-            message = (
-                f"the entry point of sink {name!r} made a {type(made).__name__}, which is no Sink"
-            )
+            message = f"the entry point of sink {name!r} made a {type(made).__name__}, no Sink"
             raise SinkError(message)
         return source
     # The class of a sink has the methods too, so that it would pass for one.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.report import render_run, seed_report
 from coati_perf.sinks.base import Sink
+from coati_perf.sinks.registry import SinkError
 from coati_perf.totals import RunTotals
 
 
@@ -41,7 +42,7 @@ def text_report(argument: str | None) -> TextReportSink:
     """Make the sink named ``text:PATH``."""
     if argument is None:
         message = "the text sink needs a path: 'text:PATH'"
-        raise ValueError(message)
+        raise SinkError(message)
     return TextReportSink(argument)
 
 
