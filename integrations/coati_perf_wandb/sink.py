@@ -50,7 +50,7 @@ class WandbSink:
             )
         else:
             self._run = wandb.run
-            known = set(self._run.config.keys())
+            known = set(dict(self._run.config))
             ours = {key: value for key, value in header.train_config.items() if key not in known}
             self._run.config.update({**ours, "coati_perf": _about(header)}, allow_val_change=True)
         self._run.define_metric(EPISODE)

@@ -1,0 +1,63 @@
+"""Write docs/metrics.md from the catalogue, or with --check see that it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from coati_perf import catalogue
+from coati_perf.catalogue import CATALOGUE, Combined, Measured, Metric, Ratio
+
+TARGET = Path(__file__).parent / "metrics.md"
+
+HEAD = """\
+# Metrics
+
+Generated from `coati_perf/catalogue.py` by `docs/generate.py`; do not edit.
+
+Values are finite floats; an undefined value (such as 0 ÷ 0) is absent. A phase that you name
+yourself appears as `perf/time/<name>_s`, reduced like the other times. Of a mean, a rank without
+the value counts as 0, so that phases + other − overlap = episode over ranks too.
+
+| metric | unit | over ranks, or formula | meaning |
+|---|---|---|---|
+"""
+
+
+def how(metric: Metric) -> str:
+    """Return how a metric comes about, in the words of the table."""
+    if isinstance(metric, Measured):
+        return metric.reduction.value
+    if isinstance(metric, Combined):
+        joined = ", ".join(f"`{part}`" for part in metric.parts)
+        return f"{'least' if metric.least else 'sum'} of {joined}"
+    if isinstance(metric, Ratio):
+        scale = "" if metric.scale == 1 else f"{metric.scale:g} × "
+        devices = " × devices" if metric.per_device else ""
+        return f"{scale}`{metric.numerator}` ÷ (`{metric.denominator}`{devices})"
+    return "of the record as a whole"
+
+
+def render() -> str:
+    """Return the whole file."""
+    rows = (
+        f"| `{metric.name}` | {metric.unit} | {how(metric)} | {metric.meaning} |"
+        for metric in CATALOGUE.values()
+    )
+    reserved = ", ".join(f"`{name}`" for name in sorted(catalogue.RESERVED_PHASE_NAMES))
+    tail = f"\n\nNames that a phase of your own cannot have: {reserved}.\n"
+    return HEAD + "\n".join(rows) + tail
+
+
+def main() -> int:
+    """Write the file, or compare it with --check; return the exit status."""
+    if "--check" not in sys.argv:
+        TARGET.write_text(render(), encoding="utf-8")
+    elif TARGET.read_text(encoding="utf-8") != render():
+        sys.stderr.write("docs/metrics.md is not what the catalogue says: run docs/generate.py\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
