@@ -2,83 +2,23 @@
 
 The documentation's table, the TensorBoard layout, the reduction and the report all read this
 module; nothing else in the project knows what a metric means.
-
-A *measured* metric comes from the ranks and is reduced over them. A *combined* metric and a
-*ratio* are computed from measured ones after the reduction: a ratio is always sum ÷ sum and never
-a mean of rates. A *derived* metric describes the record as a whole.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-import msgspec
-
-
-class Reduction(enum.Enum):
-    """How the values of all ranks become one."""
-
-    SUM = "sum"
-    MEAN = "mean"  # over every rank that reported; a rank without the value counts as 0
-    MAX = "max"
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric that each rank measures; over the episodes of a run it adds up."""
-
-    name: str
-    unit: str
-    reduction: Reduction
-    meaning: str
-
-
-class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric computed as ``scale`` · numerator ÷ denominator, absent where that is undefined.
-
-    Numerator and denominator name measured metrics, already reduced. With ``per_device`` the
-    denominator is multiplied by the number of devices, so that a sum over ranks is divided by
-    device seconds and not by wall seconds.
-    """
-
-    name: str
-    unit: str
-    numerator: str
-    denominator: str
-    meaning: str
-    scale: float = 1.0
-    per_device: bool = False
-
-
-class Combined(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric made of measured ones after the reduction: their sum, or the least of them.
-
-    A part that is absent counts as 0; where every part is absent, so is the metric.
-    """
-
-    name: str
-    unit: str
-    parts: tuple[str, ...]
-    meaning: str
-    least: bool = False
-
-
-class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of the record as a whole, such as which rank was slowest."""
-
-    name: str
-    unit: str
-    meaning: str
-
-
-Metric = Measured | Combined | Ratio | Derived
-
-
-class DuplicateMetricError(ValueError):
-    """Two metrics of one name were declared."""
-
+from coati_perf.metric import (
+    Combined,
+    Derived,
+    DuplicateMetricError,
+    Measured,
+    Metric,
+    Ratio,
+    Reduction,
+)
 
 EPISODE_S = "perf/time/episode_s"
 MAKE_EXPERIENCE_S = "perf/time/make_experience_s"

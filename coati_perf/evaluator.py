@@ -7,31 +7,28 @@ import logging
 import math
 import operator
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any
 
 from coati_perf import catalogue
+from coati_perf.arguments import clock_function, count, mapping, path_or_none, positive
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
 from coati_perf.cost import CostModel, ParamCount
-from coati_perf.exchange import Exchange, choose_exchange
+from coati_perf.errors import current_error_id, describe_error, error_since
+from coati_perf.fit import Fit, FitSettings
+from coati_perf.phase import Phase, Phases
 from coati_perf.record import EpisodeRecord
-from coati_perf.recorder import describe_error
-from coati_perf.row import Departure, encode
-from coati_perf.run import Run, check_save_path
-from coati_perf.sinks import Sink, SinkSource, parse_sinks
-from coati_perf.sinks.text import TextReportSink
+from coati_perf.sinks import Sink, parse_sinks
 from coati_perf.tally import Tally, experience_amounts, recorded_amounts
 
 _logger = logging.getLogger(__name__)
 
 MAKE_EXPERIENCE = "make_experience"
 LEARN = "learn"
-# A trainer that makes up phase names without end must not eat memory.
-_MAX_PHASES = 128
+# A trainer that finds ever new ways to misuse a hook must not flood the log.
+_MAX_WARNINGS = 128
 
 
 class PerformanceEvaluator(Callback):
@@ -87,44 +84,32 @@ class PerformanceEvaluator(Callback):
         cost_model: CostModel | None = None,
     ) -> None:
         num_params = ParamCount(
-            _count("actor_num_params", actor_num_params),
-            _count("critic_num_params", critic_num_params),
-            _count("initial_model_num_params", initial_model_num_params),
-            _count("reward_model_num_params", reward_model_num_params),
+            count("actor_num_params", actor_num_params),
+            count("critic_num_params", critic_num_params),
+            count("initial_model_num_params", initial_model_num_params),
+            count("reward_model_num_params", reward_model_num_params),
             bool(enable_grad_checkpoint),
         )
-        if train_config is not None and not isinstance(train_config, Mapping):
-            message = (
-                f"train_config is a {type(train_config).__name__}; expected a mapping such as a "
-                "dict: for a dataclass pass dataclasses.asdict(it), for a Namespace vars(it)"
-            )
-            raise TypeError(message)
-        if not callable(clock):
-            message = f"clock is {clock!r}; expected a callable that returns seconds"
-            raise TypeError(message)
-        self._cost_model = num_params if cost_model is None else cost_model
-        self._ignore_episodes = _count("ignore_episodes", ignore_episodes)
-        self._train_config = {} if train_config is None else train_config
-        self._run_dir = _path("run_dir", run_dir)
-        self._save_path = _path("save_path", save_path)
-        self._close_timeout_s = _positive("close_timeout_s", close_timeout_s)
-        self._peak_tflops = None if peak_tflops is None else _positive("peak_tflops", peak_tflops)
-        self._sinks = parse_sinks(sinks)
-        if self._save_path is not None:
-            text_sink = TextReportSink(self._save_path)
-            self._sinks += (SinkSource("text", lambda: text_sink),)
-
-        self._clock = clock
-        self._phases = _Phases(self)
+        self._settings = FitSettings(
+            run_dir=path_or_none("run_dir", run_dir),
+            save_path=path_or_none("save_path", save_path),
+            sinks=parse_sinks(sinks),
+            train_config=mapping("train_config", train_config),
+            cost_model=num_params if cost_model is None else cost_model,
+            ignore_episodes=count("ignore_episodes", ignore_episodes),
+            peak_tflops=None if peak_tflops is None else positive("peak_tflops", peak_tflops),
+            close_timeout_s=positive("close_timeout_s", close_timeout_s),
+        )
+        self._clock = clock_function("clock", clock)
+        self._phases = Phases(self)
         self._warned: set[str] = set()
         # The tally of the episode being measured; None outside one and in an ignored one.
         self._tally: Tally | None = None
-        self._spare_tally = Tally(self._cost_model)
+        self._spare_tally = Tally(self._settings.cost_model)
         self._ignoring = False
-        self._fitting = False
-        self._exchange: Exchange | None = None
-        self._run: Run | None = None
-        self._rows_sent = 0
+        # The current fit, None outside one; and the last one, for its results.
+        self._fit: Fit | None = None
+        self._last_fit: Fit | None = None
         self._pending_overhead_s = 0.0
         # The exceptions that were being handled when the fit and the episode began, by id: a
         # trainer may be run inside an ``except`` block, and those are not its failures.
@@ -139,24 +124,9 @@ class PerformanceEvaluator(Callback):
         Raises what the class says. A fit that was never ended is closed first.
         """
         self.close()
-        self._error_before_fit = _current_error_id()
-        self._rows_sent = 0
+        self._error_before_fit = current_error_id()
         self._pending_overhead_s = 0.0
-        self._exchange = choose_exchange()
-        if self._exchange.rank == 0:
-            if self._save_path is not None:
-                check_save_path(self._save_path)
-            self._run = Run(
-                run_dir=self._run_dir,
-                exchange=self._exchange,
-                sinks=self._sinks,
-                train_config=self._train_config,
-                cost_model=self._cost_model,
-                ignore_episodes=self._ignore_episodes,
-                peak_tflops=self._peak_tflops,
-                close_timeout_s=self._close_timeout_s,
-            )
-        self._fitting = True
+        self._fit = self._last_fit = Fit(self._settings)
 
     def on_fit_end(self) -> None:
         """End the fit: write what is left, within ``close_timeout_s``. Idempotent."""
@@ -164,17 +134,17 @@ class PerformanceEvaluator(Callback):
 
     def on_episode_start(self, episode: int) -> None:
         """Begin an episode; the first one begins the fit where ``on_fit_start`` was not called."""
-        if not self._fitting:
+        if self._fit is None:
             self.on_fit_start()
         try:
-            if self._tally is not None:
+            if self._tally is not None and self._fit is not None:
                 self._fault("an episode began before the last one ended")
-                self._end_episode(self._clock(), None)
-            self._ignoring = episode < self._ignore_episodes
+                self._end_episode(self._fit, self._clock(), None)
+            self._ignoring = episode < self._settings.ignore_episodes
             if self._ignoring:
                 return
             tally = self._spare_tally
-            self._error_before_episode = _current_error_id()
+            self._error_before_episode = current_error_id()
             tally.start(episode, self._clock())
             tally.overhead_s = self._pending_overhead_s
             self._tally = tally
@@ -183,25 +153,25 @@ class PerformanceEvaluator(Callback):
 
     def on_episode_end(self, episode: int) -> None:
         """End the episode and hand its row over, or say that an exception ended it."""
-        if self._tally is None:
-            if not self._ignoring:
-                self._fault("on_episode_end outside an episode")
+        fit = self._fit
+        if self._tally is None or fit is None:
+            self._outside("on_episode_end")
             self._ignoring = False
             return
-        now = self._clock()
         try:
-            self._end_episode(now, _error_since(self._error_before_episode))
+            now = self._clock()
+            self._end_episode(fit, now, error_since(self._error_before_episode))
+            self._pending_overhead_s = self._clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_episode_end", error)
-        self._pending_overhead_s = self._clock() - now
 
     def on_make_experience_start(self) -> None:
         """Begin a collect step."""
         tally = self._tally
         if tally is None:
             return self._outside("on_make_experience_start")
-        entered = self._clock()
         try:
+            entered = self._clock()
             node = tally.open
             if node.name is MAKE_EXPERIENCE:
                 self._fault("on_make_experience_start before the last one's end")
@@ -218,8 +188,8 @@ class PerformanceEvaluator(Callback):
         tally = self._tally
         if tally is None:
             return self._outside("on_make_experience_end")
-        now = self._clock()
         try:
+            now = self._clock()
             node = tally.open
             if node.name is MAKE_EXPERIENCE:
                 tally.open = node.parent
@@ -241,8 +211,8 @@ class PerformanceEvaluator(Callback):
         tally = self._tally
         if tally is None:
             return self._outside("on_learn_batch_start")
-        entered = self._clock()
         try:
+            entered = self._clock()
             node = tally.open
             if node.name is LEARN:
                 self._fault("on_learn_batch_start before the last one's end")
@@ -259,8 +229,8 @@ class PerformanceEvaluator(Callback):
         tally = self._tally
         if tally is None:
             return self._outside("on_learn_batch_end")
-        now = self._clock()
         try:
+            now = self._clock()
             node = tally.open
             if node.name is LEARN:
                 tally.open = node.parent
@@ -323,76 +293,51 @@ class PerformanceEvaluator(Callback):
         tally = self._tally
         if tally is None:
             return self._outside("record")
-        now = self._clock()
         try:
+            now = self._clock()
             self._record(tally, phase, seconds, samples, prompt_lengths, response_lengths)
+            tally.overhead_s += self._clock() - now
         except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
             self._fault("record", error)
-        tally.overhead_s += self._clock() - now
         return None
 
     def close(self) -> None:
         """End the fit: ``on_fit_end`` calls it, a plain loop when it is done. Idempotent."""
-        if not self._fitting:
+        fit, self._fit = self._fit, None
+        if fit is None:
             return
-        self._fitting = False
         try:
-            error = _error_since(self._error_before_fit)
+            error = error_since(self._error_before_fit)
             if self._tally is not None:
                 if error is None:
                     self._fault("the fit ended before its last episode did")
-                self._end_episode(self._clock(), error)
-            self._say_goodbye(error)
+                self._end_episode(fit, self._clock(), error)
+            fit.close(error)
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_fit_end", error)
-        self._exchange = None
 
     @property
     def run_dir(self) -> Path | None:
         """The folder of the current or last fit's files, on rank 0; None elsewhere."""
-        return None if self._run is None else self._run.run_dir
+        return None if self._last_fit is None else self._last_fit.run_dir
 
     @property
     def latest_record(self) -> EpisodeRecord | None:
         """The last episode's record, once the background thread has it, on rank 0."""
-        return None if self._run is None else self._run.recorder.latest
+        return None if self._last_fit is None else self._last_fit.latest_record
 
     # Inside.
 
-    def _end_episode(self, now: float, error: BaseException | None) -> None:
+    def _end_episode(self, fit: Fit, now: float, error: BaseException | None) -> None:
         tally, self._tally = self._tally, None
-        exchange = self._exchange
         assert tally is not None
-        assert exchange is not None
         if error is not None:
-            departure = Departure(
-                exchange.rank, self._rows_sent, tally.episode, describe_error(error)
-            )
-            if self._run is not None:
-                self._run.recorder.put(departure)
-            else:
-                exchange.depart(encode(departure), failed=True)
+            fit.report_failure(tally.episode, error)
             return
         if tally.open is not tally.root:
             self._fault("a phase was still open when its episode ended", tally=tally)
             tally.leave_all(now)
-        row = tally.row(exchange.rank, self._rows_sent, now)
-        self._rows_sent += 1
-        if self._run is not None:
-            self._run.recorder.put(row)
-        else:
-            exchange.send(row.sequence, encode(row))
-
-    def _say_goodbye(self, error: BaseException | None) -> None:
-        text = None if error is None else describe_error(error)
-        if self._run is not None:
-            if text is not None:
-                self._run.recorder.put(Departure(0, self._rows_sent, None, text))
-            self._run.close(text)
-        elif self._exchange is not None:
-            departure = Departure(self._exchange.rank, self._rows_sent, None, text)
-            self._exchange.depart(encode(departure), failed=text is not None)
-            self._exchange.close()
+        fit.hand_over(tally, now)
 
     def _record(  # noqa: PLR0913, PLR0917 - as record()
         self,
@@ -411,12 +356,12 @@ class PerformanceEvaluator(Callback):
             return
         prompts = [operator.index(length) for length in _items(prompt_lengths)]
         responses = [operator.index(length) for length in _items(response_lengths)]
-        amounts = recorded_amounts(self._cost_model, phase, prompts, responses)
-        count = operator.index(len(prompts) if samples is None else samples)
-        if count and phase in ("generate", MAKE_EXPERIENCE):
-            amounts[catalogue.GENERATED] = count
-        elif count and phase == LEARN:
-            amounts[catalogue.LEARNED] = count
+        amounts = recorded_amounts(self._settings.cost_model, phase, prompts, responses)
+        number = operator.index(len(prompts) if samples is None else samples)
+        if number and phase in ("generate", MAKE_EXPERIENCE):
+            amounts[catalogue.GENERATED] = number
+        elif number and phase == LEARN:
+            amounts[catalogue.LEARNED] = number
         tally.add(amounts)
         if seconds is not None:
             tally.add_seconds(self._phases[phase].name, float(seconds))
@@ -425,7 +370,7 @@ class PerformanceEvaluator(Callback):
         self._fault("action_mask is None: the FLOP of generation are unknown and left out")
         batch, length = experience.sequences.shape
         tally.add(experience_amounts(batch, length))
-        tally.add({catalogue.SCORE_FLOP: self._cost_model.score(batch, length)})
+        tally.add({catalogue.SCORE_FLOP: self._settings.cost_model.score(batch, length)})
 
     def _outside(self, what: str) -> None:
         if not self._ignoring:
@@ -439,81 +384,9 @@ class PerformanceEvaluator(Callback):
         tally = tally or self._tally
         if tally is not None:
             tally.faults[detail] = tally.faults.get(detail, 0) + 1
-        if detail not in self._warned and len(self._warned) < _MAX_PHASES:
+        if detail not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(detail)
             _logger.warning("not measured as it came: %s; training goes on", detail)
-
-
-class Phase:
-    """Times one phase; see ``PerformanceEvaluator.phase``."""
-
-    __slots__ = ("_evaluator", "name")
-
-    def __init__(self, evaluator: PerformanceEvaluator, name: str) -> None:
-        self._evaluator = evaluator
-        self.name = name
-
-    def __enter__(self) -> None:
-        evaluator = self._evaluator
-        tally = evaluator._tally
-        if tally is None:
-            return evaluator._outside(f"phase {self.name!r}")
-        entered = evaluator._clock()
-        node = tally.open.children[self.name]
-        tally.open = node
-        node.started = now = evaluator._clock()
-        tally.overhead_s += now - entered
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        evaluator = self._evaluator
-        tally = evaluator._tally
-        if tally is None:
-            return
-        now = evaluator._clock()
-        node = tally.open
-        if node.name is self.name:
-            tally.open = node.parent
-            node.seconds += now - node.started
-        elif not tally.leave(self.name, now):
-            evaluator._fault(f"phase {self.name!r} ended out of order")
-        tally.overhead_s += evaluator._clock() - now
-
-
-class _Phases(dict[str, Phase]):
-    """The phases of one evaluator by the name asked for; a new name makes its own."""
-
-    def __init__(self, evaluator: PerformanceEvaluator) -> None:
-        super().__init__()
-        self._evaluator = evaluator
-
-    def __missing__(self, asked: str) -> Phase:
-        evaluator = self._evaluator
-        if len(self) >= _MAX_PHASES:
-            evaluator._fault(f"more than {_MAX_PHASES} phases; the rest are named 'more'")
-            return Phase(evaluator, "more")
-        name = sys.intern(str(asked))
-        if not catalogue.is_phase_name(name):
-            name = sys.intern(catalogue.to_phase_name(name))
-            evaluator._fault(f"phase {str(asked)[:80]!r} is named {name!r}: letters, digits, _ - .")
-        phase = self[asked] = Phase(evaluator, name)
-        return phase
-
-
-def _current_error_id() -> int:
-    error = sys.exc_info()[1]
-    return 0 if error is None else id(error)
-
-
-def _error_since(before: int) -> BaseException | None:
-    """Return the exception being handled in the caller's frames, unless it is an earlier one."""
-    error = sys.exc_info()[1]
-    return None if error is None or id(error) == before else error
 
 
 def _items(lengths: Sequence[int] | None) -> Sequence[int]:
@@ -522,34 +395,3 @@ def _items(lengths: Sequence[int] | None) -> Sequence[int]:
         return ()
     to_list = getattr(lengths, "tolist", None)
     return lengths if to_list is None else to_list()
-
-
-def _count(name: str, value: SupportsIndex) -> int:
-    try:
-        count = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = None
-    if count is None:
-        message = f"{name} is {value!r} ({type(value).__name__}); expected an integer"
-        raise TypeError(message)
-    if count < 0:
-        message = f"{name} is {count}; expected an integer of at least 0"
-        raise ValueError(message)
-    return count
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, (int, float)) and 0 < value < math.inf:
-        return float(value)
-    message = f"{name} is {value!r}; expected a finite number above 0"
-    raise ValueError(message)
-
-
-def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
-    if value is None:
-        return None
-    try:
-        return Path(value)
-    except TypeError:
-        message = f"{name} is {value!r}; expected a path"
-        raise TypeError(message) from None

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -248,13 +248,3 @@ class Recorder:
         if what not in self._warned:
             self._warned.add(what)
             _logger.warning("%s (%s: %s); training goes on", what, type(error).__name__, error)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an exception as one line; never raises."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - someone else's __str__
-        text = ""
-    first_line: Sequence[str] = text.strip().splitlines()[:1]
-    return ": ".join([type(error).__name__, *(line[:500] for line in first_line)])

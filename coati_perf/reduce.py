@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from coati_perf import catalogue
-from coati_perf.catalogue import Reduction
 from coati_perf.cost import ANY_DEVICE_PEAK_TFLOPS
+from coati_perf.metric import Measured, Reduction
 from coati_perf.record import Impossible, Slowest
 from coati_perf.row import Row
 
@@ -115,7 +115,7 @@ def _reduce_amounts(rows: Sequence[Row]) -> dict[str, float]:
     reduced = {}
     for name in dict.fromkeys(name for row in rows for name in row.amounts):
         metric = catalogue.CATALOGUE[name]
-        assert isinstance(metric, catalogue.Measured)
+        assert isinstance(metric, Measured)
         values = [row.amounts[name] for row in rows if name in row.amounts]
         if metric.reduction is Reduction.MAX:
             reduced[name] = max(values)

@@ -10,21 +10,25 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coati_perf._version import __version__
-from coati_perf.cost import CostModel
+from coati_perf.errors import describe_error
 from coati_perf.exchange.base import Exchange
 from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
 from coati_perf.plain import plain
 from coati_perf.record import Header
-from coati_perf.recorder import Ending, Recorder, describe_error
+from coati_perf.recorder import Ending, Recorder
 from coati_perf.sinks import SinkSource
+from coati_perf.sinks.text import TextReportSink
 from coati_perf.sinks.worker import SinkWorker
+
+if TYPE_CHECKING:
+    from coati_perf.fit import FitSettings
 
 _logger = logging.getLogger(__name__)
 
@@ -39,21 +43,15 @@ class OutputError(OSError):
 class Run:
     """Opens everything at fit start, closes it at fit end; raises OutputError at fit start only."""
 
-    def __init__(  # noqa: PLR0913 - all of it is one fit's description
-        self,
-        *,
-        run_dir: Path | None,
-        exchange: Exchange,
-        sinks: Sequence[SinkSource],
-        train_config: Mapping[Any, Any],
-        cost_model: CostModel,
-        ignore_episodes: int,
-        peak_tflops: float | None,
-        close_timeout_s: float,
-    ) -> None:
+    def __init__(self, settings: FitSettings, exchange: Exchange) -> None:
+        sinks = settings.sinks
+        if settings.save_path is not None:
+            check_save_path(settings.save_path)
+            text_sink = TextReportSink(settings.save_path)
+            sinks += (SinkSource("text", lambda: text_sink),)
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        self.run_dir = (run_dir or Path("coati_perf_runs") / run_id).absolute()
-        self._close_timeout_s = close_timeout_s
+        self.run_dir = (settings.run_dir or Path("coati_perf_runs") / run_id).absolute()
+        self._close_timeout_s = settings.close_timeout_s
         self._pid = os.getpid()
         self._closed = False
         journal = _open_journal(self.run_dir)
@@ -63,11 +61,11 @@ class Run:
             at=time.time(),
             segment=len(read_journal(journal.path).segments) if offset else 0,
             run_dir=str(self.run_dir),
-            train_config=plain(train_config),
-            seed_config_line=_seed_config_line(train_config),
-            convention=cost_model.convention,
-            cost_model=cost_model.describe(),
-            ignore_episodes=ignore_episodes,
+            train_config=plain(settings.train_config),
+            seed_config_line=_seed_config_line(settings.train_config),
+            convention=settings.cost_model.convention,
+            cost_model=settings.cost_model.describe(),
+            ignore_episodes=settings.ignore_episodes,
             world_size=exchange.world_size,
             exchange=exchange.name,
             device=_device(),
@@ -78,7 +76,7 @@ class Run:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            peak_tflops=peak_tflops,
+            peak_tflops=settings.peak_tflops,
         )
         _write_first_line(journal, header)
         self.journal_path = journal.path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coati_perf import catalogue
+from coati_perf.metric import Measured
 from coati_perf.record import EpisodeRecord, Impossible
 from coati_perf.reduce import with_ratios
 
@@ -52,4 +53,4 @@ class RunTotals:
 def _adds_up(name: str) -> bool:
     metric = catalogue.CATALOGUE.get(name)
     # A name outside the catalogue is the time of a user's own phase.
-    return metric is None or isinstance(metric, catalogue.Measured)
+    return metric is None or isinstance(metric, Measured)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from coati_perf import catalogue
-from coati_perf.catalogue import CATALOGUE, Combined, Measured, Metric, Ratio
+from coati_perf.catalogue import CATALOGUE
+from coati_perf.metric import Combined, Measured, Metric, Ratio
 
 TARGET = Path(__file__).parent / "metrics.md"
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from coati_perf import catalogue
-from coati_perf.catalogue import CATALOGUE, DuplicateMetricError, Measured, Reduction
+from coati_perf.catalogue import CATALOGUE
+from coati_perf.metric import DuplicateMetricError, Measured, Reduction
 
 
 def test_names_hold_only_what_every_tracker_takes():

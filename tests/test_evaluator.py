@@ -349,3 +349,25 @@ def test_nothing_of_ours_is_left_open(make_evaluator, tmp_path):
     evaluator.close()
     opened = [str(Path(entry).resolve()) for entry in Path("/proc/self/fd").iterdir()]
     assert not [path for path in opened if path.startswith(str(tmp_path))]
+
+
+def test_a_clock_that_raises_stops_no_training(make_evaluator, make_experience, clock):
+    def broken():
+        raise OSError("no clock")
+
+    evaluator = make_evaluator()
+    evaluator.on_fit_start()
+    evaluator._clock = broken
+    with evaluator.episode(0), evaluator.phase("generate"):
+        pass
+    evaluator._clock = clock
+    evaluator.on_episode_start(1)
+    evaluator._clock = broken
+    with evaluator.phase("generate"):
+        evaluator.on_make_experience_start()
+        evaluator.on_make_experience_end(make_experience())
+        evaluator.on_learn_batch_start()
+        evaluator.on_learn_batch_end(make_experience())
+        evaluator.record("learn", seconds=1.0)
+    evaluator.on_episode_end(1)
+    evaluator.on_fit_end()

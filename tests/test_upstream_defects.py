@@ -246,7 +246,7 @@ def test_later_callbacks_get_their_hook_when_ours_cannot_write(
     evaluator = make_evaluator()
     evaluator.on_fit_start()
     run_episode(evaluator, make_experience())
-    monkeypatch.setattr(evaluator._run, "close", lambda error: 1 / 0)
+    monkeypatch.setattr(evaluator._fit, "close", lambda error: 1 / 0)
     for callback in (evaluator, Later()):
         callback.on_fit_end()
     assert called

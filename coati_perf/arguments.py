@@ -1,0 +1,65 @@
+"""Checks of what users give: each names the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+
+def count(name: str, value: SupportsIndex) -> int:
+    """Return a number of things as an int, or raise TypeError or ValueError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        message = f"{name} is {value!r} ({type(value).__name__}); expected an integer"
+        raise TypeError(message)
+    if number < 0:
+        message = f"{name} is {number}; expected an integer of at least 0"
+        raise ValueError(message)
+    return number
+
+
+def positive(name: str, value: float) -> float:
+    """Return a finite number above 0 as a float, or raise ValueError."""
+    if isinstance(value, (int, float)) and 0 < value < math.inf:
+        return float(value)
+    message = f"{name} is {value!r}; expected a finite number above 0"
+    raise ValueError(message)
+
+
+def path_or_none(name: str, value: str | os.PathLike[str] | None) -> Path | None:
+    """Return a path, or raise TypeError."""
+    if value is None:
+        return None
+    try:
+        return Path(value)
+    except TypeError:
+        message = f"{name} is {value!r}; expected a path"
+        raise TypeError(message) from None
+
+
+def mapping(name: str, value: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
+    """Return a mapping, an empty one for None, or raise TypeError."""
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return value
+    message = (
+        f"{name} is a {type(value).__name__}; expected a mapping such as a dict: "
+        "for a dataclass pass dataclasses.asdict(it), for a Namespace vars(it)"
+    )
+    raise TypeError(message)
+
+
+def clock_function(name: str, value: Callable[[], float]) -> Callable[[], float]:
+    """Return a callable, or raise TypeError."""
+    if callable(value):
+        return value
+    message = f"{name} is {value!r}; expected a callable that returns seconds"
+    raise TypeError(message)

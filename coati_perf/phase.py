@@ -1,0 +1,81 @@
+"""The context manager that times a phase, and the handles of an evaluator by name."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from coati_perf import catalogue
+
+if TYPE_CHECKING:
+    from coati_perf.evaluator import PerformanceEvaluator
+
+# A trainer that makes up phase names without end must not eat memory.
+MAX_PHASES = 128
+
+
+class Phase:
+    """Times one phase; see ``PerformanceEvaluator.phase``."""
+
+    __slots__ = ("_evaluator", "name")
+
+    def __init__(self, evaluator: PerformanceEvaluator, name: str) -> None:
+        self._evaluator = evaluator
+        self.name = name
+
+    def __enter__(self) -> None:
+        evaluator = self._evaluator
+        tally = evaluator._tally
+        if tally is None:
+            return evaluator._outside(f"phase {self.name!r}")
+        try:
+            entered = evaluator._clock()
+            tally.open = node = tally.open.children[self.name]
+            node.started = now = evaluator._clock()
+            tally.overhead_s += now - entered
+        except Exception as error:  # noqa: BLE001 - a phase never raises
+            evaluator._fault(f"phase {self.name!r}", error)
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        evaluator = self._evaluator
+        tally = evaluator._tally
+        if tally is None:
+            return
+        try:
+            now = evaluator._clock()
+            node = tally.open
+            if node.name is self.name:
+                tally.open = node.parent
+                node.seconds += now - node.started
+            elif not tally.leave(self.name, now):
+                evaluator._fault(f"phase {self.name!r} ended out of order")
+            tally.overhead_s += evaluator._clock() - now
+        except Exception as fault:  # noqa: BLE001 - a phase never raises
+            evaluator._fault(f"phase {self.name!r}", fault)
+
+
+class Phases(dict[str, Phase]):
+    """The phases of one evaluator by the name asked for; a new name makes its own."""
+
+    def __init__(self, evaluator: PerformanceEvaluator) -> None:
+        super().__init__()
+        self._evaluator = evaluator
+
+    def __missing__(self, asked: str) -> Phase:
+        evaluator = self._evaluator
+        if len(self) >= MAX_PHASES:
+            evaluator._fault(f"more than {MAX_PHASES} phases; the rest are named 'more'")
+            return Phase(evaluator, "more")
+        name = sys.intern(str(asked))
+        if not catalogue.is_phase_name(name):
+            name = sys.intern(catalogue.to_phase_name(name))
+            evaluator._fault(f"phase {str(asked)[:80]!r} is named {name!r}: letters, digits, _ - .")
+        phase = self[asked] = Phase(evaluator, name)
+        return phase
