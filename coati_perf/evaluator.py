@@ -145,7 +145,7 @@ class PerformanceEvaluator(Callback):
                 return
             tally = self._spare_tally
             self._error_before_episode = current_error_id()
-            tally.start(episode, self._clock())
+            tally.start(int(episode), self._clock())
             tally.overhead_s = self._pending_overhead_s
             self._tally = tally
         except Exception as error:  # noqa: BLE001 - hooks never raise

@@ -207,8 +207,8 @@ class Tally:
             rank=rank,
             sequence=sequence,
             episode=self.episode,
-            episode_s=now - self.started if self.episode_s is None else self.episode_s,
-            seconds={node.path: node.seconds for node in self.root.walk() if node.seconds},
+            episode_s=float(now - self.started if self.episode_s is None else self.episode_s),
+            seconds={node.path: float(node.seconds) for node in self.root.walk() if node.seconds},
             amounts={
                 **{name: float(amount) for name, amount in self._amounts.items()},
                 catalogue.TRAINING_THREAD_S: self.overhead_s,
