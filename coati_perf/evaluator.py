@@ -154,9 +154,11 @@ class PerformanceEvaluator(Callback):
     def on_episode_end(self, episode: int) -> None:
         """End the episode and hand its row over, or say that an exception ended it."""
         fit = self._fit
-        if self._tally is None or fit is None:
-            self._outside("on_episode_end")
+        if self._ignoring:
             self._ignoring = False
+            return
+        if self._tally is None or fit is None:
+            self._fault("on_episode_end outside an episode")
             return
         try:
             now = self._clock()
@@ -167,9 +169,12 @@ class PerformanceEvaluator(Callback):
 
     def on_make_experience_start(self) -> None:
         """Begin a collect step."""
+        if self._ignoring:
+            return
         tally = self._tally
         if tally is None:
-            return self._outside("on_make_experience_start")
+            self._fault("on_make_experience_start outside an episode")
+            return
         try:
             entered = self._clock()
             node = tally.open
@@ -181,13 +186,15 @@ class PerformanceEvaluator(Callback):
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_make_experience_start", error)
-        return None
 
     def on_make_experience_end(self, experience: Any) -> None:
         """End a collect step and count what it made."""
+        if self._ignoring:
+            return
         tally = self._tally
         if tally is None:
-            return self._outside("on_make_experience_end")
+            self._fault("on_make_experience_end outside an episode")
+            return
         try:
             now = self._clock()
             node = tally.open
@@ -204,13 +211,15 @@ class PerformanceEvaluator(Callback):
             tally.overhead_s += self._clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_make_experience_end", error)
-        return None
 
     def on_learn_batch_start(self) -> None:
         """Begin learning from a batch."""
+        if self._ignoring:
+            return
         tally = self._tally
         if tally is None:
-            return self._outside("on_learn_batch_start")
+            self._fault("on_learn_batch_start outside an episode")
+            return
         try:
             entered = self._clock()
             node = tally.open
@@ -222,13 +231,15 @@ class PerformanceEvaluator(Callback):
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_start", error)
-        return None
 
     def on_learn_batch_end(self, experience: Any) -> None:
         """End learning from a batch and count it."""
+        if self._ignoring:
+            return
         tally = self._tally
         if tally is None:
-            return self._outside("on_learn_batch_end")
+            self._fault("on_learn_batch_end outside an episode")
+            return
         try:
             now = self._clock()
             node = tally.open
@@ -241,7 +252,6 @@ class PerformanceEvaluator(Callback):
             tally.overhead_s += self._clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_end", error)
-        return None
 
     # For loops without hooks.
 
@@ -290,16 +300,18 @@ class PerformanceEvaluator(Callback):
 
         Never raises: a bad value is logged once and counted as a fault.
         """
+        if self._ignoring:
+            return
         tally = self._tally
         if tally is None:
-            return self._outside("record")
+            self._fault("record outside an episode")
+            return
         try:
             now = self._clock()
             self._record(tally, phase, seconds, samples, prompt_lengths, response_lengths)
             tally.overhead_s += self._clock() - now
         except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
             self._fault("record", error)
-        return None
 
     def close(self) -> None:
         """End the fit: ``on_fit_end`` calls it, a plain loop when it is done. Idempotent."""
@@ -371,10 +383,6 @@ class PerformanceEvaluator(Callback):
         batch, length = experience.sequences.shape
         tally.add(experience_amounts(batch, length))
         tally.add({catalogue.SCORE_FLOP: self._settings.cost_model.score(batch, length)})
-
-    def _outside(self, what: str) -> None:
-        if not self._ignoring:
-            self._fault(f"{what} outside an episode")
 
     def _fault(
         self, what: str, error: Exception | None = None, *, tally: Tally | None = None

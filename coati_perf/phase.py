@@ -26,9 +26,12 @@ class Phase:
 
     def __enter__(self) -> None:
         evaluator = self._evaluator
+        if evaluator._ignoring:
+            return
         tally = evaluator._tally
         if tally is None:
-            return evaluator._outside(f"phase {self.name!r}")
+            evaluator._fault(f"phase {self.name!r} outside an episode")
+            return
         try:
             entered = evaluator._clock()
             tally.open = node = tally.open.children[self.name]
@@ -36,7 +39,6 @@ class Phase:
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - a phase never raises
             evaluator._fault(f"phase {self.name!r}", error)
-        return None
 
     def __exit__(
         self,
