@@ -71,11 +71,10 @@ class Fit:
     def close(self, error: BaseException | None) -> None:
         """End the fit, with the exception that ended it, if any."""
         text = None if error is None else describe_error(error)
-        if text is not None or self._run is None:
-            self._depart(None, text)
         if self._run is not None:
             self._run.close(text)
         else:
+            self._depart(None, text)
             self._exchange.close()
 
     def _depart(self, episode: int | None, error: str | None) -> None:

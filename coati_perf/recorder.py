@@ -70,7 +70,7 @@ class Recorder:
         self._inbox: queue.SimpleQueue[Row | Departure | Ending] = queue.SimpleQueue()
         self._awaited: collections.deque[_Awaited] = collections.deque()
         self._departed: dict[int, Departure] = {}
-        self._reported: set[tuple[int, str]] = set()
+        self._reported: dict[tuple[int, str], None] = {}  # in the order they came
         self._last_episode: int | None = None
         self._ending: Ending | None = None
         self._end_by = 0.0
@@ -90,9 +90,10 @@ class Recorder:
         while True:
             message = self._next(pause)
             try:
+                # Before rank 0's own failure: the others' came first, and may be its cause.
+                self._look_for_failures()
                 if message is not None:
                     self._take(message)
-                self._look_for_failures()
                 finished = self._record_finished_episodes()
             except Exception as error:  # noqa: BLE001 - this thread must outlive any fault
                 self._warn("recording failed", error)
@@ -135,7 +136,7 @@ class Recorder:
     def _report(self, departure: Departure) -> None:
         if departure.error is None or (departure.rank, departure.error) in self._reported:
             return
-        self._reported.add((departure.rank, departure.error))
+        self._reported[departure.rank, departure.error] = None
         self._append(
             Failure(
                 run_id=self._header.run_id,
@@ -219,17 +220,20 @@ class Recorder:
         self._notify()
 
     def _end(self, ending: Ending) -> None:
-        errors = [ending.error] if ending.error is not None else []
         try:
             if self._exchange.world_size > 1 and self._exchange.any_failure():
                 self._asked_at = 0.0
                 self._ask_for_departures()
         except Exception as error:  # noqa: BLE001 - the store may be gone by now
             self._warn("the other ranks' ends cannot be had", error)
-        errors += [
-            f"rank {departure.rank}: {departure.error}"
-            for departure in self._departed.values()
-            if departure.error is not None
+        self._report(Departure(0, self.written_episodes, None, ending.error))
+        # A rank that went on after a failed episode has not failed: its last word counts.
+        last = {rank: departure.error for rank, departure in self._departed.items()}
+        last[0] = ending.error
+        errors = [
+            f"rank {rank}: {error}" if self._exchange.world_size > 1 else error
+            for rank, error in self._reported
+            if last.get(rank) == error
         ]
         self._append(
             Summary(
