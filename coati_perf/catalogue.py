@@ -251,8 +251,8 @@ CATALOGUE = _by_name(
             name=TRAINING_THREAD_S,
             unit="s",
             reduction=Reduction.MAX,
-            meaning="seconds that the training thread spent in this evaluator, on the worst rank;"
-            " the hand-over at an episode's end counts in the next episode",
+            meaning="seconds that the training thread spent inside this evaluator's hooks, on the"
+            " worst rank; an episode's hand-over counts in the next episode",
         ),
         _count(HOOK_FAULTS, "faults", "hook calls that could not be measured as they came"),
         Derived(

@@ -33,9 +33,10 @@ class Phase:
             evaluator._fault(f"phase {self.name!r} outside an episode")
             return
         try:
-            entered = evaluator._clock()
+            clock = evaluator._clock
+            entered = clock()
             tally.open = node = tally.open.children[self.name]
-            node.started = now = evaluator._clock()
+            node.started = now = clock()
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - a phase never raises
             evaluator._fault(f"phase {self.name!r}", error)
@@ -51,14 +52,15 @@ class Phase:
         if tally is None:
             return
         try:
-            now = evaluator._clock()
+            clock = evaluator._clock
+            now = clock()
             node = tally.open
             if node.name is self.name:
                 tally.open = node.parent
                 node.seconds += now - node.started
             elif not tally.leave(self.name, now):
                 evaluator._fault(f"phase {self.name!r} ended out of order")
-            tally.overhead_s += evaluator._clock() - now
+            tally.overhead_s += clock() - now
         except Exception as fault:  # noqa: BLE001 - a phase never raises
             evaluator._fault(f"phase {self.name!r}", fault)
 

@@ -137,6 +137,8 @@ class Tally:
         "episode_s",
         "experiences",
         "faults",
+        "learn_kind",
+        "learn_shape",
         "learned",
         "open",
         "overhead_s",
@@ -150,6 +152,9 @@ class Tally:
         self.open = self.root
         self.experiences = ExperienceBatches(self)
         self.learned = LearnBatches(self)
+        # The shape of the last batch and its kind: most batches have the shape of the last one.
+        self.learn_shape: Shape | None = None
+        self.learn_kind = BatchKind({})
         self.overhead_s = 0.0
         self.faults: dict[str, int] = collections.defaultdict(int)
         self._amounts: dict[str, float] = collections.defaultdict(int)
@@ -157,11 +162,10 @@ class Tally:
         self.started = 0.0
         self.episode_s: float | None = None
 
-    def start(self, episode: int, now: float) -> None:
+    def start(self, episode: int) -> None:
         """Begin an episode; whatever was left of an earlier one is forgotten."""
         self._clear()
         self.episode = episode
-        self.started = now
 
     def add(self, amounts: dict[str, float], calls: int = 1) -> None:
         """Add ``calls`` times ``amounts`` to the episode's sums."""
