@@ -41,6 +41,7 @@ class Fit:
     def __init__(self, settings: FitSettings) -> None:
         self._exchange = choose_exchange()
         self._rows_sent = 0
+        self._failure: Departure | None = None
         self._run: Run | None = None
         if self._exchange.rank == 0:
             self._run = Run(settings, self._exchange)
@@ -79,6 +80,10 @@ class Fit:
 
     def _depart(self, episode: int | None, error: str | None) -> None:
         departure = Departure(self._exchange.rank, self._rows_sent, episode, error)
+        if self._failure is not None and self._failure.error == error:
+            departure = self._failure  # the fit ends with the exception that ended the episode
+        elif error is not None:
+            self._failure = departure
         if self._run is not None:
             self._run.recorder.put(departure)
         else:

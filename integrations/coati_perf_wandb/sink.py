@@ -81,8 +81,13 @@ class WandbSink:
         self._run = None
 
     def _opened(self) -> wandb.Run:
+        import wandb
+
         if self._run is None:
             message = "the wandb run is not open"
+            raise RuntimeError(message)
+        if self._joined and wandb.run is not self._run:  # logging to it would block for ever
+            message = "the wandb run that was joined has been finished by its owner"
             raise RuntimeError(message)
         return self._run
 
