@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 
 import torch.distributed as dist
 
@@ -28,7 +29,9 @@ def choose_exchange() -> Exchange:
     from coati_perf.exchange import torch_store  # noqa: PLC0415
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    prefix = f"coati_perf/{number}"
+    # torchrun keeps one store over its restarts, with the keys of the attempt that failed.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"coati_perf/{attempt}/{number}"
     job = torch_store.job_store()
     if job is None:
         _logger.warning(
