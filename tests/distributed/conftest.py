@@ -132,11 +132,11 @@ def _end_processes(token: str) -> list[int]:
 
 
 def _processes(token: str) -> list[int]:
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
+    def has_it(environment: Path) -> bool:
         try:
-            if token.encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
+            return token.encode() in environment.read_bytes().split(b"\0")
         except OSError:
-            continue  # ended just now, or not ours
-    return found
+            return False  # ended just now, or not ours
+
+    environments = Path("/proc").glob("[0-9]*/environ")
+    return [int(path.parent.name) for path in environments if has_it(path)]

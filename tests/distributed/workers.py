@@ -121,6 +121,10 @@ def until(condition):
         time.sleep(0.005)
 
 
+def until_recorded(evaluator, episode):
+    until(lambda: evaluator.latest_record and evaluator.latest_record.episode == episode)
+
+
 def job_store():
     return dist.distributed_c10d._get_default_store()
 
@@ -334,7 +338,7 @@ def kill_in_episode_5(rank):
                 if rank.world_size > 1:
                     learn(evaluator, experience(), training_step)
                 if episode == 5 and rank.number == 0:
-                    until(lambda: evaluator.latest_record and evaluator.latest_record.episode == 4)
+                    until_recorded(evaluator, 4)
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -383,7 +387,7 @@ def file_store(rank):
         for episode in range(3):
             small_episode(evaluator, episode, training_step)
         if rank.number == 0:
-            until(lambda: evaluator.latest_record and evaluator.latest_record.episode == 2)
+            until_recorded(evaluator, 2)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -404,7 +408,7 @@ def silent_rank(rank):
         evaluator.on_episode_end(episode)
     if rank.number == 0:
         began = time.monotonic()
-        until(lambda: evaluator.latest_record and evaluator.latest_record.episode == 2)
+        until_recorded(evaluator, 2)
         rank.say("given_up_after_s", time.monotonic() - began)
         began = time.monotonic()
         evaluator.on_fit_end()
