@@ -40,7 +40,7 @@ class Fit:
 
     def __init__(self, settings: FitSettings) -> None:
         self._exchange = choose_exchange()
-        self._rows_sent = 0
+        self._sequence = 0
         self._failure: Departure | None = None
         self._run: Run | None = None
         if self._exchange.rank == 0:
@@ -58,33 +58,35 @@ class Fit:
 
     def hand_over(self, tally: Tally, now: float) -> None:
         """Pass on a finished episode."""
-        row = tally.row(self._exchange.rank, self._rows_sent, now)
-        self._rows_sent += 1
+        row = tally.row(self._exchange.rank, self._sequence, now)
+        self._sequence += 1
         if self._run is not None:
             self._run.recorder.put(row)
         else:
             self._exchange.send(row.sequence, encode(row))
 
-    def report_failure(self, episode: int | None, error: BaseException) -> None:
-        """Pass on that an exception ended an episode, or the fit outside one."""
-        self._depart(episode, describe_error(error))
+    def report_failure(self, episode: int, error: BaseException) -> None:
+        """Pass on that an exception ended an episode; its row will not come."""
+        self._failure = Departure(
+            self._exchange.rank, self._sequence, episode, describe_error(error)
+        )
+        self._sequence += 1  # on the other ranks the episode has used up its number too
+        if self._run is not None:
+            self._run.recorder.put(self._failure)
+        else:
+            self._exchange.depart(encode(self._failure), failed=True)
 
     def close(self, error: BaseException | None) -> None:
         """End the fit, with the exception that ended it, if any."""
         text = None if error is None else describe_error(error)
         if self._run is not None:
             self._run.close(text)
-        else:
-            self._depart(None, text)
-            self._exchange.close()
-
-    def _depart(self, episode: int | None, error: str | None) -> None:
-        departure = Departure(self._exchange.rank, self._rows_sent, episode, error)
-        if self._failure is not None and self._failure.error == error:
-            departure = self._failure  # the fit ends with the exception that ended the episode
-        elif error is not None:
-            self._failure = departure
-        if self._run is not None:
-            self._run.recorder.put(departure)
-        else:
-            self._exchange.depart(encode(departure), failed=error is not None)
+            return
+        # The fit may end with the exception that ended its last episode.
+        failed = (
+            self._failure if self._failure is not None and self._failure.error == text else None
+        )
+        episode = None if failed is None else failed.episode
+        departure = Departure(self._exchange.rank, self._sequence, episode, text, final=True)
+        self._exchange.depart(encode(departure), failed=text is not None)
+        self._exchange.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ class JournalError(ValueError):
     """A file is no journal, or was written by a newer coati_perf."""
 
 
+# A forked child (a DataLoader worker) inherits the file and its lock; if the parent is killed, the
+# run must not look alive for as long as its orphans live.
+_open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
 class JournalWriter:
     """Appends lines. Holds a lock on the file while it is open, so that readers know it lives."""
 
@@ -43,6 +49,7 @@ class JournalWriter:
             raise FileExistsError(message) from None
         except OSError:
             pass  # A file system without locks: readers cannot tell a live run from a dead one.
+        _open_writers.add(self)
         self.size = os.fstat(self._descriptor).st_size
         if self.size and os.pread(self._descriptor, 1, self.size - 1) != b"\n":
             self._write(b"\n")  # the last run was killed in mid-write: close its torn line
@@ -56,8 +63,15 @@ class JournalWriter:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            with contextlib.suppress(OSError):  # for children too, which hold the same lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file without giving up the lock that others hold with us: for a child."""
+        os.close(self._descriptor)
+        self._descriptor = -1
+        _open_writers.discard(self)
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._descriptor, data)
@@ -66,6 +80,14 @@ class JournalWriter:
             message = f"only {written} of {len(data)} bytes could be written to {self.path}"
             raise OSError(message)
         self.size += written
+
+
+def _forget_in_child() -> None:
+    for writer in list(_open_writers):
+        writer.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def decode_line(line: bytes) -> JournalLine | None:

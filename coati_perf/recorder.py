@@ -167,18 +167,22 @@ class Recorder:
         if late > _ASK_AFTER_S:
             self._ask_for_departures()
         try:
-            # A rank whose fit has ended sent its last rows before it said so.
-            gone = missing & self._departed.keys()
+            # What a rank sent, it sent before it said that no more comes.
+            gone = {rank for rank in missing if self._is_gone(rank, sequence)}
             self._collect(awaited, gone, partial=True)
             self._collect(awaited, missing - gone, partial=over)
         except Exception as error:  # noqa: BLE001 - the store, or the row, is broken
             self._warn("the figures of other ranks cannot be had", error)
             return True
         missing -= awaited.rows.keys()
-        if missing - self._departed.keys() and not over:
+        if missing - gone and not over:
             return False
         self._exchange.discard(sequence, range(1, self._exchange.world_size))
         return True
+
+    def _is_gone(self, rank: int, sequence: int) -> bool:
+        departure = self._departed.get(rank)
+        return departure is not None and (departure.final or departure.sequence == sequence)
 
     def _collect(self, awaited: _Awaited, ranks: set[int], *, partial: bool) -> None:
         sequence = awaited.rows[0].sequence

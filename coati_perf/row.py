@@ -24,12 +24,17 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Departure(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that sends no more rows: its fit has ended, or (with ``error``) an episode failed."""
+    """A row that will not come: that of an episode which failed, or any more of an ended fit.
+
+    ``sequence`` is that of the failed episode, or of the next row of a fit that has ended
+    (``final``): every row that was sent before is in the store before this is.
+    """
 
     rank: int
-    rows_sent: int
+    sequence: int
     episode: int | None = None
     error: str | None = None
+    final: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -83,10 +84,28 @@ def test_two_runs_cannot_write_one_journal(path):
     writer.close()
 
 
+def test_a_forked_child_neither_keeps_a_journal_locked_nor_unlocks_it(path):
+    """DataLoader workers outlive a fit, and for a moment a killed parent."""
+    writer = JournalWriter(path)
+    writer.append(HEADER)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(0)
+    assert read_journal(path).live
+    writer.close()
+    JournalWriter(path).close()
+    os.close(write_end)
+    os.waitpid(child, 0)
+    os.close(read_end)
+
+
 def test_a_line_that_the_disk_has_no_room_for_is_taken_back(path, monkeypatch):
     writer = JournalWriter(path)
     writer.append(HEADER)
-    real = __import__("os").write
+    real = os.write
     monkeypatch.setattr("os.write", lambda fd, data: real(fd, data[:10]))
     with pytest.raises(OSError, match="only 10 of"):
         writer.append(episode(0))

@@ -55,8 +55,8 @@ class ScriptedExchange(NoExchange):
     def arrive(self, rank, sequence=0):
         self.rows[sequence, rank] = encode(row(rank, sequence))
 
-    def depart(self, rank, error=None):
-        self.gone[rank] = encode(Departure(rank, 0, 0, error))
+    def depart(self, rank, error=None, *, sequence=0, final=True):
+        self.gone[rank] = encode(Departure(rank, sequence, sequence, error, final))
 
 
 @pytest.fixture
@@ -140,6 +140,27 @@ def test_a_rank_whose_fit_has_ended_is_not_waited_for(start, exchange, tmp_path)
     run = end(recorder, tmp_path)
     assert [(failure.rank, failure.error) for failure in run.failures] == [(2, "ValueError: boom")]
     assert (run.summary.status, run.summary.error) == ("failed", "rank 2: ValueError: boom")
+
+
+def test_a_rank_that_goes_on_after_a_failed_episode_misses_that_one_alone(
+    start, exchange, tmp_path
+):
+    """Rows pair up by the episode: the failed one uses up its number on that rank too."""
+    recorder = start()
+    exchange.depart(2, "ValueError: swallowed", final=False)
+    for sequence in (0, 1):
+        recorder.put(row(0, sequence))
+        exchange.arrive(1, sequence)
+        exchange.arrive(3, sequence)
+    wait_until(lambda: recorder.written_episodes == 1)
+    time.sleep(0.1)
+    assert recorder.written_episodes == 1, "the second episode waits for rank 2"
+    exchange.arrive(2, 1)
+    wait_until(lambda: recorder.written_episodes == 2)
+    exchange.depart(2, sequence=2)
+    run = end(recorder, tmp_path)
+    assert [record.ranks_missing for record in run.episodes] == [[2], []]
+    assert run.summary.status == "finished"
 
 
 def test_a_failure_is_on_the_disk_before_the_fit_ends(start, exchange, tmp_path):

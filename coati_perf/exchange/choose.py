@@ -22,7 +22,6 @@ def choose_exchange() -> Exchange:
 
     Never waits for another rank.
     """
-    number = next(_fit_numbers)
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return NoExchange()
     # Imports private parts of torch, and only where they are there.
@@ -31,20 +30,20 @@ def choose_exchange() -> Exchange:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # torchrun keeps one store over its restarts, with the keys of the attempt that failed.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"coati_perf/{attempt}/{number}"
-    job = torch_store.job_store()
-    if job is None:
+    prefix = f"coati_perf/{attempt}/{next(_fit_numbers)}"
+    try:
+        job = torch_store.job_store()
+        if torch_store.is_tcp(job):
+            client = torch_store.connect_to_job(job, prefix)
+        elif rank == 0:
+            client = torch_store.serve(job, prefix)
+        else:
+            client = torch_store.connect_to_served(job, prefix)
+    except Exception as error:  # noqa: BLE001 - whatever torch makes of a private call
         _logger.warning(
-            "this process group has no store: the record holds the figures of rank 0 alone"
+            "this process group has no store that can be used (%s): the record holds the figures "
+            "of rank 0 alone",
+            error,
         )
         return NoExchange(rank)
-    if torch_store.is_tcp(job):
-        sender = torch_store.own_client(job, prefix)
-        reader = torch_store.own_client(job, prefix) if rank == 0 else sender
-        return StoreExchange(rank, world_size, sender, reader, keep_alive=job)
-    if rank == 0:
-        server = torch_store.serve(job, prefix)
-        sender = reader = torch_store.own_client(server, prefix)
-        return StoreExchange(rank, world_size, sender, reader, keep_alive=(job, server))
-    late = torch_store.LateClient(job, prefix)
-    return StoreExchange(rank, world_size, late, late, keep_alive=job)
+    return StoreExchange(rank, world_size, client)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
-from coati_perf.exchange.store import Store
+from coati_perf.exchange.store import Client
 
 if TYPE_CHECKING:  # torch.distributed exports them at run time only
     from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -32,18 +32,12 @@ _ANSWER_TIMEOUT = timedelta(seconds=60)
 # Rows that a rank keeps while its connection is being made; later ones are dropped and counted.
 _MAX_WAITING = 1000
 
-_logger = logging.getLogger(__name__)
 
+def job_store() -> TorchStore:
+    """Return the store of the default process group; raises where it has none."""
+    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
-def job_store() -> TorchStore | None:
-    """Return the store of the default process group, None where there is none."""
-    try:
-        from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
-
-        return _get_default_store()
-    except Exception as error:  # noqa: BLE001 - whatever torch makes of a private call
-        _logger.debug("the job has no store: %s", error)
-        return None
+    return _get_default_store()
 
 
 def is_tcp(store: TorchStore) -> bool:
@@ -53,79 +47,97 @@ def is_tcp(store: TorchStore) -> bool:
     return isinstance(store, TCPStore)
 
 
-def own_client(store: TorchStore, prefix: str) -> Store:
-    """Return a client with a connection of its own, whose keys are behind ``prefix``."""
-    client = _clone(store)
-    client.set_timeout(_ANSWER_TIMEOUT)
-    return cast("Store", PrefixStore(prefix, client))
+def connect_to_job(store: TorchStore, prefix: str) -> LateClient:
+    """Return a client of the job's own store, a TCPStore, with a connection of its own."""
+    return LateClient(lambda: _behind(prefix, _clone(store)), keep_alive=store)
 
 
-def serve(job: TorchStore, prefix: str) -> TorchStore:
-    """Start a TCPStore on this host, on a free port, and publish its address (rank 0)."""
+def serve(job: TorchStore, prefix: str) -> LateClient:
+    """Start a TCPStore on this host, on a free port; publish its address; return a client of it."""
     host = _own_host()
     server = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     PrefixStore(prefix, job).set("address", f"{host}:{server.port}")
-    return server
+    return LateClient(lambda: _behind(prefix, _clone(server)), keep_alive=(job, server))
+
+
+def connect_to_served(job: TorchStore, prefix: str) -> LateClient:
+    """Return a client of the TCPStore that rank 0 serves, once it has published its address."""
+
+    def connect() -> TorchStore:
+        host, _, port = PrefixStore(prefix, _clone(job)).get("address").decode().rpartition(":")
+        return _behind(prefix, TCPStore(host, int(port), is_master=False))
+
+    return LateClient(connect, keep_alive=job)
 
 
 class LateClient:
-    """A client of rank 0's own TCPStore that takes writes before it is connected.
+    """A client that takes writes before it is connected, and is connected in the background.
 
-    The connection is made on a thread of its own, since it has to wait for rank 0.
+    Connecting is done on a thread of its own: it takes minutes to fail where a server is dead, and
+    it may have to wait for rank 0. ``keep_alive`` is held as long as the client: the store whose
+    server it talks to.
     """
 
-    def __init__(self, job: TorchStore, prefix: str) -> None:
+    def __init__(self, connect: Callable[[], TorchStore], keep_alive: object) -> None:
+        self._keep_alive = keep_alive
         self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
         self._lock = threading.Lock()
         self._client: TorchStore | None = None
         self._error: Exception | None = None
-        thread = threading.Thread(
-            target=self._connect, args=(job, prefix), name="coati_perf-connect", daemon=True
+        self._thread = threading.Thread(
+            target=self._connect, args=(connect,), name="coati_perf-connect", daemon=True
         )
-        thread.start()
+        self._thread.start()
 
-    def set(self, key: str, value: bytes, /) -> None:
-        """Write, now or once connected."""
+    @property
+    def connected(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self._client is not None
+
+    def set(self, key: str, value: bytes) -> None:
         with self._lock:
-            if self._client is not None:
-                self._client.set(key, cast("str", value))
-            elif self._error is not None:
-                raise self._error
+            if self.connected:
+                self._connected().set(key, cast("str", value))
             elif len(self._waiting) < _MAX_WAITING:
                 self._waiting.append((key, value))
             else:
                 message = f"rank 0's store could not be reached; {_MAX_WAITING} rows are waiting"
                 raise ConnectionError(message)
 
-    def get(self, key: str, /) -> bytes:
-        """Never called: only rank 0 reads."""
-        raise NotImplementedError(key)
+    def get(self, key: str) -> bytes:
+        return self._connected().get(key)
 
-    def check(self, keys: list[str], /) -> bool:
-        """Never called: only rank 0 reads."""
-        raise NotImplementedError(keys)
+    def check(self, keys: list[str]) -> bool:
+        return self._connected().check(keys)
 
-    def delete_key(self, key: str, /) -> bool:
-        """Never called: only rank 0 reads."""
-        raise NotImplementedError(key)
+    def delete_key(self, key: str) -> bool:
+        return self._connected().delete_key(key)
 
-    def _connect(self, job: TorchStore, prefix: str) -> None:
+    def flush(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def _connected(self) -> TorchStore:
+        if self._client is None:
+            message = "the store is not connected yet"
+            raise ConnectionError(message)
+        return self._client
+
+    def _connect(self, connect: Callable[[], TorchStore]) -> None:
         try:
-            address = PrefixStore(prefix, _clone(job)).get("address").decode()
-            host, _, port = address.rpartition(":")
-            client = PrefixStore(
-                prefix, TCPStore(host, int(port), is_master=False, timeout=_ANSWER_TIMEOUT)
-            )
-        except Exception as error:  # noqa: BLE001 - surfaces at the next set()
+            client = connect()
             with self._lock:
-                self._error = error
-            return
-        with self._lock:
-            with contextlib.suppress(IndexError):
-                while True:
+                while self._waiting:
                     key, value = self._waiting.popleft()
                     client.set(key, cast("str", value))
-            self._client = client
+                self._client = client
+        except Exception as error:  # noqa: BLE001 - surfaces where the client is used
+            self._error = error
+
+
+def _behind(prefix: str, store: TorchStore) -> TorchStore:
+    store.set_timeout(_ANSWER_TIMEOUT)
+    return PrefixStore(prefix, store)
 
 
 def _clone(store: TorchStore) -> TorchStore:
@@ -141,3 +153,9 @@ def _own_host() -> str:
                 socket.getaddrinfo(host, None)
                 return host
     return "127.0.0.1"
+
+
+if TYPE_CHECKING:
+
+    def _is_client(client: LateClient) -> Client:
+        return client

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
 from coati_perf.exchange import NoExchange, StoreExchange, choose_exchange
-from coati_perf.exchange.torch_store import own_client
+from coati_perf.exchange.torch_store import connect_to_job
 
 RANKS = 3
 
@@ -27,9 +27,9 @@ def exchanges(server):
     """Return the exchanges of three ranks, with a client each, as in three processes."""
     made = []
     for rank in range(RANKS):
-        sender = own_client(server, "fit")
-        reader = own_client(server, "fit") if rank == 0 else sender
-        made.append(StoreExchange(rank, RANKS, sender, reader, keep_alive=server))
+        client = connect_to_job(server, "fit")
+        client.flush(20)
+        made.append(StoreExchange(rank, RANKS, client))
     yield made
     for exchange in made:
         exchange.close()
@@ -107,8 +107,8 @@ def test_discarding_frees_what_an_episode_took_up(exchanges, server):
 
 
 def test_two_fits_do_not_mix(exchanges, server):
-    client = own_client(server, "another fit")
-    StoreExchange(1, RANKS, client, client, keep_alive=server).send(0, b"row of another fit")
+    client = connect_to_job(server, "another fit")
+    StoreExchange(1, RANKS, client).send(0, b"row of another fit")
     until(server.num_keys)
     assert exchanges[0].collect(0, [1], partial=True) == {}
 
@@ -139,8 +139,9 @@ def test_what_is_sent_after_the_server_died_raises_at_once():
     with subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE) as server:
         try:
             job = TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
-            client = own_client(job, "fit")
-            exchange = StoreExchange(1, RANKS, client, client, keep_alive=job)
+            client = connect_to_job(job, "fit")
+            client.flush(20)
+            exchange = StoreExchange(1, RANKS, client)
             exchange.send(0, b"row")
         finally:
             os.kill(server.pid, signal.SIGKILL)
@@ -155,9 +156,9 @@ def test_what_is_sent_after_the_server_died_raises_at_once():
     assert time.monotonic() - began < 2
     began = time.monotonic()
     for sequence in range(100, 200):
-        with pytest.raises(ConnectionError, match="cannot reach rank 0"):
+        with pytest.raises(ConnectionError, match="the store of the exchange is gone"):
             exchange.send(sequence, b"row")
-    with pytest.raises(ConnectionError, match="cannot reach rank 0"):
+    with pytest.raises(ConnectionError, match="the store of the exchange is gone"):
         exchange.depart(b"gone", failed=True)
     assert time.monotonic() - began < 0.1
 

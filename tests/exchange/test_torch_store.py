@@ -22,6 +22,12 @@ def server():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
+def own_client(store, prefix):
+    client = torch_store.connect_to_job(store, prefix)
+    client.flush(20)
+    return client
+
+
 @pytest.fixture
 def group(tmp_path):
     """Return a maker of a process group of this one process."""
@@ -43,7 +49,8 @@ def test_the_private_default_store_is_that_of_the_process_group(server, group):
 
 
 def test_a_job_without_a_process_group_has_no_store():
-    assert torch_store.job_store() is None
+    with pytest.raises(ValueError, match="has not been initialized"):
+        torch_store.job_store()
 
 
 def test_a_file_store_is_told_from_a_tcp_store_below_its_prefixes(server, tmp_path):
@@ -66,9 +73,9 @@ def test_a_port_of_0_is_a_free_port_that_can_be_asked_for(server):
 def test_a_clone_keeps_its_prefixes(server):
     """Else keys of an attempt that the launcher restarted would meet those of the next one."""
     store = PrefixStore("attempt_1", server)
-    torch_store.own_client(store, "ours").set("key", b"value")
+    own_client(store, "ours").set("key", b"value")
     assert PrefixStore("ours", store).get("key") == b"value"
-    assert torch_store.own_client(store, "ours").get("key") == b"value"
+    assert own_client(store, "ours").get("key") == b"value"
 
 
 @pytest.mark.parametrize("prefixed", [False, True])
@@ -76,7 +83,7 @@ def test_a_clone_does_not_wait_with_the_store_it_is_of(server, prefixed):
     """A ``set`` on the very object on which another thread waits in ``get`` waits with it."""
     server.set_timeout(timedelta(seconds=20))
     store = PrefixStore("job", server) if prefixed else server
-    client = torch_store.own_client(store, "ours")
+    client = own_client(store, "ours")
     waiting = threading.Thread(target=store.get, args=("late",))
     waiting.start()
     try:
@@ -95,7 +102,7 @@ def test_a_clone_does_not_wait_with_the_store_it_is_of(server, prefixed):
 
 def test_the_timeout_of_a_clone_is_its_own(server):
     before = server.timeout
-    torch_store.own_client(server, "ours")
+    own_client(server, "ours")
     assert server.timeout == before
 
 
@@ -132,22 +139,23 @@ def test_check_does_not_wait(server):
     "value", [b"", b"\x00", b"\xff\xfe\x00\x00\x80", bytes(range(256)), b"\xff" * 100_000]
 )
 def test_bytes_come_back_as_they_went(server, value):
-    store = torch_store.own_client(server, "p")
+    store = own_client(server, "p")
     store.set("key", value)
-    assert torch_store.own_client(server, "p").get("key") == value
+    assert own_client(server, "p").get("key") == value
 
 
 def test_a_late_client_keeps_what_is_written_before_it_is_connected(server):
     """Nothing waits for rank 0; once it is there, all comes in the order it was written in."""
     job = PrefixStore("job", server)
     began = time.monotonic()
-    client = torch_store.LateClient(job, "fit")
+    client = torch_store.connect_to_served(job, "fit")
     client.set("key", b"first")
     client.set("key", b"second")
     assert time.monotonic() - began < 0.2
     own = torch_store.serve(job, "fit")
-    reader = torch_store.own_client(own, "fit")
+    reader = own
     deadline = time.monotonic() + 10
+    reader.flush(20)
     while not reader.check(["key"]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -158,7 +166,7 @@ def test_a_late_client_keeps_what_is_written_before_it_is_connected(server):
 def test_a_late_client_says_why_it_could_not_connect(server):
     job = PrefixStore("job", server)
     PrefixStore("fit", job).set("address", "127.0.0.1:no-port")
-    client = torch_store.LateClient(job, "fit")
+    client = torch_store.connect_to_served(job, "fit")
 
     def write_until_it_is_refused():
         deadline = time.monotonic() + 20
