@@ -36,6 +36,7 @@ class Phase:
             clock = evaluator._clock
             entered = clock()
             tally.open = node = tally.open.children[self.name]
+            node.marked = True
             node.started = now = clock()
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - a phase never raises
@@ -57,6 +58,7 @@ class Phase:
             node = tally.open
             if node.name is self.name:
                 tally.open = node.parent
+                node.marked = False
                 node.seconds += now - node.started
             elif not tally.leave(self.name, now):
                 evaluator._fault(f"phase {self.name!r} ended out of order")

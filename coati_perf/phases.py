@@ -23,10 +23,10 @@ class Node:
     """One phase at one place in the tree. ``seconds`` includes the phases inside it.
 
     To enter it: set ``started`` and make it the open node; to leave it: add to ``seconds`` and
-    make ``parent`` the open node.
+    make ``parent`` the open node. ``marked`` says that a context manager has it open, not a hook.
     """
 
-    __slots__ = ("children", "name", "parent", "path", "seconds", "started")
+    __slots__ = ("children", "marked", "name", "parent", "path", "seconds", "started")
 
     def __init__(self, name: str, parent: Node | None) -> None:
         self.name = name
@@ -35,6 +35,7 @@ class Node:
         self.path: str = name if parent is None or not parent.path else f"{parent.path}/{name}"
         self.seconds = 0.0
         self.started = 0.0
+        self.marked = False
         self.children = Children(self)
 
     def walk(self) -> Iterator[Node]:

@@ -184,6 +184,7 @@ class Tally:
         if node is self.root:
             return False
         clean = node is self.open
+        node.marked = False
         node.seconds += now - node.started
         self.open = node.parent
         return clean
@@ -230,6 +231,7 @@ class Tally:
     def _clear(self) -> None:
         for node in self.root.walk():
             node.seconds = 0.0
+            node.marked = False
         self.open = self.root
         self._fold(self.experiences)
         self._fold(self.learned)

@@ -76,6 +76,23 @@ def test_hooks_count_within_a_phase_of_the_trainers(
     assert read_run().episodes[0].metrics[catalogue.LEARN_S] == 2
 
 
+def test_hooks_within_a_phase_of_their_name_count_once(
+    make_evaluator, make_experience, clock, read_run
+):
+    evaluator = make_evaluator()
+    with evaluator.episode(0), evaluator.phase("learn"):
+        for _ in range(2):
+            clock.advance(1)
+            evaluator.on_learn_batch_start()
+            clock.advance(2)
+            evaluator.on_learn_batch_end(make_experience())
+    evaluator.close()
+    record = read_run().episodes[0]
+    assert record.metrics[catalogue.LEARN_S] == 6
+    assert record.metrics[catalogue.LEARNED] == 8
+    assert record.faults == {}
+
+
 def test_an_exception_leaves_a_phase_as_it_is(make_evaluator, clock, read_run):
     def score():
         with evaluator.phase("score"):
