@@ -57,6 +57,8 @@ def run_demo(episodes: int, seed: int, run_dir: Path | None) -> None:
 
 def _print_findings(rewards: list[float], run_dir: Path, save_path: Path) -> None:
     tensorboard = run_dir / "tensorboard"
+    # The programs beside this Python, which may be in an environment that is not active.
+    programs = Path(sys.executable).parent
     wandb = sorted(run_dir.glob("wandb/offline-run-*"))
     lines = [
         "",
@@ -65,9 +67,9 @@ def _print_findings(rewards: list[float], run_dir: Path, save_path: Path) -> Non
         "",
         f"report       {save_path}",
         f"journal      {run_dir / 'journal.jsonl'}",
-        f"             coati-perf report {run_dir}",
+        f"             {programs}/coati-perf report {run_dir}",
         f"TensorBoard  {tensorboard}",
-        f"             tensorboard --logdir {tensorboard}",
-        *(f"wandb        {path}\n             wandb sync {path}" for path in wandb[-1:]),
+        f"             {programs}/tensorboard --logdir {tensorboard}",
+        *(f"wandb        {path}\n             {programs}/wandb sync {path}" for path in wandb[-1:]),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
