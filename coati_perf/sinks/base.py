@@ -14,8 +14,8 @@ class Sink(Protocol):
     The order is ``open``, then ``write`` per episode in the order of the journal, then ``close``.
     Constructing a sink does no input or output. Any method may raise or take its time: training
     does not notice. After an exception the same call is made again with the same argument, when
-    the next record comes and once more at the end of the run; so a ``write`` that failed half way
-    must bear to be repeated. After ``close`` a sink may be opened again for another run.
+    the next record comes and twice at the end of the run; so a ``write`` that failed half way must
+    bear to be repeated. After ``close`` a sink may be opened again for another run.
     ``record.metrics`` is a plain dict of finite floats; do not change it.
     """
 

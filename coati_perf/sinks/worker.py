@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 from coati_perf.journal import JournalReader
@@ -12,12 +13,16 @@ from coati_perf.sinks.base import Sink
 
 _logger = logging.getLogger(__name__)
 
+# A call that fails at the run's end, such as the very last one, is made once more after this.
+_LAST_PAUSE_S = 0.1
+
 
 class SinkWorker:
     """Reads the journal behind a cursor and hands each line to the sink, on a thread of its own.
 
-    Where the sink raises, the cursor stays, and the same line is tried again at the next wake-up:
-    nothing is skipped and nothing is kept in memory, however far the sink falls behind.
+    Where the sink raises, the cursor stays, and the same line is tried again at the next wake-up
+    and twice at the end: nothing is skipped and nothing is kept in memory, however far the sink
+    falls behind.
     """
 
     def __init__(self, label: str, sink: Sink, journal: Path, offset: int) -> None:
@@ -41,7 +46,7 @@ class SinkWorker:
         self._wake.set()
 
     def finish(self) -> None:
-        """Say that the journal will not grow any more: one last try, then the thread ends."""
+        """Say that the journal will not grow any more: the last tries, then the thread ends."""
         self._last_call.set()
         self._wake.set()
 
@@ -55,16 +60,21 @@ class SinkWorker:
             self._wake.wait()
             self._wake.clear()
             last = self._last_call.is_set()
-            try:
+            if not self._catch_up() and last:
+                time.sleep(_LAST_PAUSE_S)
                 self._catch_up()
-            except Exception as error:  # noqa: BLE001 - a sink may raise anything
-                self._note(error)
             if last:
                 return
 
-    def _catch_up(self) -> None:
-        for line in self._reader.lines():
-            self._deliver(line)
+    def _catch_up(self) -> bool:
+        """Deliver what the journal has; say whether the sink took all of it."""
+        try:
+            for line in self._reader.lines():
+                self._deliver(line)
+        except Exception as error:  # noqa: BLE001 - a sink may raise anything
+            self._note(error)
+            return False
+        return True
 
     def _deliver(self, line: JournalLine) -> None:
         if isinstance(line, EpisodeRecord):

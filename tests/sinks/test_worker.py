@@ -8,6 +8,7 @@ import time
 import pytest
 
 from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.sinks.worker import SinkWorker
 
 
 class Recording:
@@ -59,6 +60,16 @@ def test_a_sink_that_fails_gets_everything_once_in_order(fails, make_evaluator, 
     assert sum("failed (ConnectionError: down)" in message for message in caplog.messages) == bool(
         fails
     )
+
+
+def test_a_call_that_fails_in_the_last_round_is_made_once_more(make_evaluator, tmp_path):
+    """However late the thread wakes: here it first runs when the whole run is written."""
+    fit(make_evaluator())
+    sink = Recording(fails=(5,))
+    worker = SinkWorker("late", sink, tmp_path / "run" / "journal.jsonl", 0)
+    worker.finish()
+    assert worker.join(10)
+    assert [type(line) for line in sink.lines] == [Header, *3 * [EpisodeRecord], Summary]
 
 
 def test_sinks_work_on_threads_of_their_own(make_evaluator):
