@@ -4,8 +4,9 @@ from coati_perf._version import __version__
 from coati_perf.callback import Callback
 from coati_perf.clock import Timer
 from coati_perf.compat import all_reduce_mean, divide, get_world_size, save_eval_result_rank_0
-from coati_perf.cost import CostModel, ParamCount
+from coati_perf.cost import ParamCount
 from coati_perf.evaluator import PerformanceEvaluator
+from coati_perf.flops import CostModel, UntraceableModelError
 from coati_perf.journal import Journal, JournalError, read_journal
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.run import OutputError
@@ -25,6 +26,7 @@ __all__ = [
     "SinkError",
     "Summary",
     "Timer",
+    "UntraceableModelError",
     "__version__",
     "all_reduce_mean",
     "divide",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from coati_perf.flops import CostModel
+
 
 def count(name: str, value: SupportsIndex) -> int:
     """Return a number of things as an int, or raise TypeError or ValueError."""
@@ -31,6 +33,34 @@ def positive(name: str, value: float) -> float:
         return float(value)
     message = f"{name} is {value!r}; expected a finite number above 0"
     raise ValueError(message)
+
+
+def positive_or_none(name: str, value: float | None) -> float | None:
+    """Return a finite number above 0 as a float, None as None, or raise ValueError."""
+    return None if value is None else positive(name, value)
+
+
+def number_or_none(name: str, value: SupportsIndex | None) -> int | None:
+    """Return a number of things of which there is one at least, None as None, or raise."""
+    number = None if value is None else count(name, value)
+    if number == 0:
+        message = f"{name} is 0; expected an integer of at least 1, or None"
+        raise ValueError(message)
+    return number
+
+
+def cost_models(name: str, value: Mapping[str, Any]) -> dict[str, CostModel]:
+    """Return a cost model for each role that has a model, or raise.
+
+    Raises:
+        TypeError: it is no mapping, or a model is of no kind that ``CostModel.traced`` takes.
+        UntraceableModelError: a model can't be counted.
+    """
+    return {
+        role: model if isinstance(model, CostModel) else CostModel.traced(model)
+        for role, model in mapping(name, value).items()
+        if model is not None
+    }
 
 
 def path_or_none(name: str, value: str | os.PathLike[str] | None) -> Path | None:

@@ -13,9 +13,11 @@ from types import MappingProxyType
 from coati_perf.metric import (
     Combined,
     Derived,
+    Devices,
     DuplicateMetricError,
     Measured,
     Metric,
+    Peak,
     Ratio,
     Reduction,
 )
@@ -37,7 +39,13 @@ MAKE_EXPERIENCE_PADDED = "perf/tokens/make_experience_padded"
 LEARN_PADDED = "perf/tokens/learn_padded"
 PROMPT_TOKENS = "perf/tokens/prompt"
 RESPONSE_TOKENS = "perf/tokens/response"
+MADE_TOKENS = "perf/tokens/made"
 LEARN_TOKENS = "perf/tokens/learned"
+PADDING = "perf/tokens/padding"
+LEARN_PADDING = "perf/tokens/learn_padding"
+RESPONSE_MAX = "perf/tokens/response_max"
+UNMASKED_BATCHES = "perf/tokens/unmasked_batches"
+RESPONSES = "perf/samples/responses"
 
 COLLECT_STEPS = "perf/steps/make_experience"
 LEARN_BATCHES = "perf/steps/learn"
@@ -47,6 +55,10 @@ SCORE_FLOP = "perf/flops/score"
 LEARN_FLOP = "perf/flops/learn"
 MAKE_EXPERIENCE_FLOP = "perf/flops/make_experience"
 OVERALL_FLOP = "perf/flops/overall"
+GENERATE_EXECUTED = f"{GENERATE_FLOP}_executed"
+SCORE_EXECUTED = f"{SCORE_FLOP}_executed"
+LEARN_EXECUTED = f"{LEARN_FLOP}_executed"
+GENERATE_BYTES = "perf/bytes/generate"
 
 TRAINING_THREAD_S = "perf/overhead/training_thread_s"
 HOOK_FAULTS = "perf/health/hook_faults"
@@ -64,6 +76,11 @@ _PHASE_MEANINGS = {
     "score": "scoring with the models, where the trainer marks that phase",
     "learn": "learning from batches, from each batch's start to its end",
     "weight_sync": "moving new weights to the generator, where the trainer marks that phase",
+}
+_LOST = {
+    "generate": "generate (at the memory's peak, where that takes longer)",
+    "score": "score",
+    "learn": "learn",
 }
 RESERVED_PHASE_NAMES = frozenset({"episode", "other", "overlap"})
 
@@ -93,28 +110,119 @@ def phase_time(phase: str) -> Measured:
 
 
 def _count(name: str, unit: str, meaning: str) -> Measured:
-    return Measured(name=name, unit=unit, reduction=Reduction.SUM, meaning=meaning)
+    return Measured(
+        name=name, unit=unit, reduction=Reduction.SUM, meaning=meaning, per_replica=True
+    )
 
 
-def _per_second(name: str, unit: str, count: str, seconds: str, meaning: str) -> Ratio:
+def _per_second(  # noqa: PLR0913, PLR0917 - one row of the table
+    name: str, unit: str, count: str, seconds: str, meaning: str, devices: Devices | None = None
+) -> Ratio:
     return Ratio(
         name=f"perf/throughput/{name}",
         unit=unit,
         numerator=count,
         denominator=seconds,
         meaning=meaning,
+        devices=devices,
     )
 
 
-def _tflops(phase: str, flop: str, seconds: str) -> Ratio:
-    return Ratio(
-        name=f"perf/tflops/{phase}_per_device",
-        unit="TFLOP/s",
-        numerator=flop,
-        denominator=seconds,
-        meaning=f"10¹² floating-point operations per second and device: {phase}",
-        scale=1e-12,
-        per_device=True,
+def _tokens_per_second(
+    name: str, count: str, seconds: str, devices: Devices, meaning: str
+) -> tuple[Ratio, Ratio]:
+    return (
+        _per_second(f"{name}_tokens_per_s", "tokens/s", count, seconds, meaning),
+        _per_second(
+            f"{name}_tokens_per_s_per_device",
+            "tokens/s",
+            count,
+            seconds,
+            f"{meaning}, and device",
+            devices,
+        ),
+    )
+
+
+def _flops(phase: str, meaning: str) -> tuple[Measured, Measured]:
+    return (
+        _count(
+            f"perf/flops/{phase}",
+            "FLOP",
+            f"floating-point operations of {meaning}, on real tokens",
+        ),
+        _count(
+            f"perf/flops/{phase}_executed",
+            "FLOP",
+            f"floating-point operations of {meaning}, those on padding and to compute activations"
+            " again too",
+        ),
+    )
+
+
+def _combined_flops(name: str, useful: tuple[str, ...], meaning: str) -> tuple[Combined, Combined]:
+    executed = tuple(f"{part}_executed" for part in useful)
+    return (
+        Combined(name=name, unit="FLOP", parts=useful, meaning=meaning),
+        Combined(
+            name=f"{name}_executed", unit="FLOP", parts=executed, meaning=f"{meaning}, executed"
+        ),
+    )
+
+
+def _speeds(phase: str, flop: str, seconds: str, devices: Devices) -> tuple[Ratio, ...]:
+    """Return the speeds of a phase: useful and executed, absolute and of the device's peak."""
+    kinds = (
+        (
+            f"perf/tflops/{phase}_per_device",
+            flop,
+            None,
+            f"10¹² floating-point operations on real tokens per second and device: {phase}",
+        ),
+        (
+            f"perf/tflops/{phase}_executed_per_device",
+            f"{flop}_executed",
+            None,
+            f"10¹² floating-point operations executed per second and device: {phase}",
+        ),
+        (
+            f"perf/mfu/{phase}",
+            flop,
+            Peak.TFLOPS,
+            f"model FLOPs utilisation, those on real tokens ÷ the device's peak: {phase}",
+        ),
+        (
+            f"perf/hfu/{phase}",
+            f"{flop}_executed",
+            Peak.TFLOPS,
+            f"hardware FLOPs utilisation, those executed ÷ the device's peak: {phase}",
+        ),
+    )
+    return tuple(
+        Ratio(
+            name=name,
+            unit="TFLOP/s" if peak is None else "of peak",
+            numerator=numerator,
+            denominator=seconds,
+            meaning=meaning,
+            scale=1e-12,
+            devices=devices,
+            peak=peak,
+        )
+        for name, numerator, peak, meaning in kinds
+    )
+
+
+def lost_seconds(phase: str) -> str:
+    """Return the name of the metric of the seconds that ``phase`` took above its least."""
+    return f"perf/lost/{phase}_s"
+
+
+def _lost(phase: str, meaning: str) -> Derived:
+    return Derived(
+        name=lost_seconds(phase),
+        unit="s",
+        meaning=f"seconds of {meaning} above what it takes at the device's peak",
     )
 
 
@@ -168,23 +276,74 @@ CATALOGUE = _by_name(
         _count(
             LEARN_PADDED, "positions", "token positions in the batches learned, padding included"
         ),
-        _count(PROMPT_TOKENS, "tokens", "prompt tokens, where the driver gives real lengths"),
-        _count(RESPONSE_TOKENS, "tokens", "response tokens, where the driver gives real lengths"),
-        _count(LEARN_TOKENS, "tokens", "tokens learned from, where the driver gives real lengths"),
-        _count(GENERATE_FLOP, "FLOP", "floating-point operations of generation"),
-        _count(SCORE_FLOP, "FLOP", "floating-point operations of the scoring forwards"),
-        Combined(
-            name=MAKE_EXPERIENCE_FLOP,
-            unit="FLOP",
-            parts=(GENERATE_FLOP, SCORE_FLOP),
-            meaning="generation and scoring together",
+        _count(
+            UNMASKED_BATCHES,
+            "batches",
+            "batches without an attention_mask: their padded lengths stand for the real ones",
         ),
-        _count(LEARN_FLOP, "FLOP", "floating-point operations of learning"),
+        _count(
+            PROMPT_TOKENS, "tokens", "prompt tokens, from the masks or as the driver gives them"
+        ),
+        _count(RESPONSE_TOKENS, "tokens", "response tokens, likewise"),
         Combined(
-            name=OVERALL_FLOP,
+            name=MADE_TOKENS,
+            unit="tokens",
+            parts=(PROMPT_TOKENS, RESPONSE_TOKENS),
+            meaning="prompt and response tokens together",
+        ),
+        _count(LEARN_TOKENS, "tokens", "tokens learned from, repeats counted, likewise"),
+        _count(RESPONSES, "responses", "responses whose lengths are known"),
+        Ratio(
+            name="perf/tokens/response_mean",
+            unit="tokens",
+            numerator=RESPONSE_TOKENS,
+            denominator=RESPONSES,
+            meaning="mean length of a response",
+        ),
+        Measured(
+            name=RESPONSE_MAX,
+            unit="tokens",
+            reduction=Reduction.MAX,
+            meaning="length of the longest response",
+        ),
+        _count(PADDING, "positions", "positions of the experience that hold no token"),
+        _count(LEARN_PADDING, "positions", "positions learned from that hold no token"),
+        Ratio(
+            name="perf/tokens/padding_fraction",
+            unit="fraction",
+            numerator=PADDING,
+            denominator=MAKE_EXPERIENCE_PADDED,
+            meaning="share of the experience's positions that hold no token",
+        ),
+        Ratio(
+            name="perf/tokens/learn_padding_fraction",
+            unit="fraction",
+            numerator=LEARN_PADDING,
+            denominator=LEARN_PADDED,
+            meaning="share of the learned positions that hold no token",
+        ),
+        *_flops("generate", "generation"),
+        *_flops("score", "the scoring forwards"),
+        *_combined_flops(
+            MAKE_EXPERIENCE_FLOP, (GENERATE_FLOP, SCORE_FLOP), "generation and scoring together"
+        ),
+        *_flops("learn", "learning"),
+        *_combined_flops(
+            OVERALL_FLOP,
+            (GENERATE_FLOP, SCORE_FLOP, LEARN_FLOP),
+            "generation, scoring and learning together",
+        ),
+        Ratio(
+            name="perf/flops/per_sample",
             unit="FLOP",
-            parts=(GENERATE_FLOP, SCORE_FLOP, LEARN_FLOP),
-            meaning="generation, scoring and learning together",
+            numerator=OVERALL_FLOP,
+            denominator=EFFECTIVE,
+            meaning="generation, scoring and learning per effective sample",
+        ),
+        _count(
+            GENERATE_BYTES,
+            "bytes",
+            "bytes that generation must move to and from device memory: weights and KV cache",
         ),
         _per_second(
             "make_experience_samples_per_s",
@@ -228,25 +387,53 @@ CATALOGUE = _by_name(
             LEARN_S,
             "token positions learned per second of learn, padding included",
         ),
-        _per_second(
-            "response_tokens_per_s",
-            "tokens/s",
+        *_tokens_per_second(
+            "prompt",
+            PROMPT_TOKENS,
+            GENERATE_S,
+            Devices.ROLLOUT,
+            "prompt tokens per second of generate",
+        ),
+        *_tokens_per_second(
+            "response",
             RESPONSE_TOKENS,
             GENERATE_S,
+            Devices.ROLLOUT,
             "response tokens per second of generate",
         ),
-        _per_second(
-            "learn_tokens_per_s",
-            "tokens/s",
-            LEARN_TOKENS,
-            LEARN_S,
-            "tokens learned from per second of learn",
+        *_tokens_per_second(
+            "make_experience",
+            MADE_TOKENS,
+            MAKE_EXPERIENCE_S,
+            Devices.ALL,
+            "prompt and response tokens per second of make_experience",
         ),
-        _tflops("generate", GENERATE_FLOP, GENERATE_S),
-        _tflops("score", SCORE_FLOP, SCORE_S),
-        _tflops("make_experience", MAKE_EXPERIENCE_FLOP, MAKE_EXPERIENCE_S),
-        _tflops("learn", LEARN_FLOP, LEARN_S),
-        _tflops("overall", OVERALL_FLOP, EPISODE_S),
+        *_tokens_per_second(
+            "learn", LEARN_TOKENS, LEARN_S, Devices.TRAINER, "tokens per second of learn"
+        ),
+        *_tokens_per_second(
+            "overall",
+            MADE_TOKENS,
+            EPISODE_S,
+            Devices.ALL,
+            "prompt and response tokens per second of the episode",
+        ),
+        *_speeds("generate", GENERATE_FLOP, GENERATE_S, Devices.ROLLOUT),
+        *_speeds("score", SCORE_FLOP, SCORE_S, Devices.TRAINER),
+        *_speeds("make_experience", MAKE_EXPERIENCE_FLOP, MAKE_EXPERIENCE_S, Devices.ALL),
+        *_speeds("learn", LEARN_FLOP, LEARN_S, Devices.TRAINER),
+        *_speeds("overall", OVERALL_FLOP, EPISODE_S, Devices.ALL),
+        Ratio(
+            name="perf/mbu/generate",
+            unit="of peak",
+            numerator=GENERATE_BYTES,
+            denominator=GENERATE_S,
+            meaning="memory-bandwidth utilisation of generate: bytes moved ÷ the memory's peak",
+            scale=1e-12,
+            devices=Devices.ROLLOUT,
+            peak=Peak.BANDWIDTH,
+        ),
+        *(_lost(phase, meaning) for phase, meaning in _LOST.items()),
         Measured(
             name=TRAINING_THREAD_S,
             unit="s",
@@ -254,7 +441,12 @@ CATALOGUE = _by_name(
             meaning="seconds that the training thread spent inside this evaluator's hooks, on the"
             " worst rank; an episode's hand-over counts in the next episode",
         ),
-        _count(HOOK_FAULTS, "faults", "hook calls that could not be measured as they came"),
+        Measured(
+            name=HOOK_FAULTS,
+            unit="faults",
+            reduction=Reduction.SUM,
+            meaning="hook calls that could not be measured as they came",
+        ),
         Derived(
             name=IMPOSSIBLE_FIGURES,
             unit="figures",
@@ -278,3 +470,19 @@ CATALOGUE = _by_name(
 
 COMBINED = tuple(metric for metric in CATALOGUE.values() if isinstance(metric, Combined))
 RATIOS = tuple(metric for metric in CATALOGUE.values() if isinstance(metric, Ratio))
+
+
+def merge(amounts: dict[str, float], more: Mapping[str, float], times: int = 1) -> None:
+    """Add ``times`` ``more`` to ``amounts``; of a metric that is a maximum, take the larger."""
+    for name, amount in more.items():
+        if name in _MAXIMA:
+            amounts[name] = max(amounts.get(name, amount), amount)
+        else:
+            amounts[name] = amounts.get(name, 0) + times * amount
+
+
+_MAXIMA = frozenset(
+    metric.name
+    for metric in CATALOGUE.values()
+    if isinstance(metric, Measured) and metric.reduction is Reduction.MAX
+)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coati_perf import __version__
+from coati_perf.flops import UntraceableModelError
+from coati_perf.flops_table import ConfigError, flops_table, load_config
 from coati_perf.journal import JournalError, read_journal
 from coati_perf.report import render_journal
 
@@ -18,21 +20,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "report":
             sys.stdout.write(render_journal(read_journal(options.journal)))
+        elif options.command == "flops":
+            _flops(options.model, options.prompt, options.response, options.batch)
         else:
-            _demo(options.episodes, options.seed, options.run_dir)
-    except (JournalError, OSError) as error:
+            _demo(options)
+    except (JournalError, OSError, ConfigError, UntraceableModelError) as error:
         sys.stderr.write(f"coati-perf: {error}\n")
         return 2
     return 0
 
 
-def _demo(episodes: int, seed: int, run_dir: Path | None) -> None:
+def _flops(model: Path, prompt: int, response: int, batch: int) -> None:
+    try:
+        config = load_config(model)
+    except ModuleNotFoundError as error:
+        message = "to read a config transformers is needed: pip install 'coati-perf[transformers]'"
+        raise OSError(message) from error
+    sys.stdout.write(flops_table(config, prompt, response, batch) + "\n")
+
+
+def _demo(options: argparse.Namespace) -> None:
     try:
         from coati_perf.demo.command import run_demo  # noqa: PLC0415 - brings in transformers
     except ModuleNotFoundError as error:
         message = f"the demo needs the package {error.name!r}: pip install 'coati-perf[demo]'"
         raise OSError(message) from error
-    run_demo(episodes, seed, run_dir)
+    run_demo(options.episodes, options.seed, options.run_dir, options.convention)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,12 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--episodes", type=_positive, default=18, help="default: %(default)s")
     demo.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     demo.add_argument("--run-dir", type=Path, help="default: a new folder below coati_perf_runs/")
+    demo.add_argument(
+        "--convention",
+        choices=("exact", "coati"),
+        default="exact",
+        help="how FLOPs are counted: exactly, or as ColossalChat does (default: %(default)s)",
+    )
+    flops = commands.add_parser("flops", help="what the phases of a model cost, without a run")
+    flops.add_argument("model", type=Path, help="a Hugging Face config.json, or a model's folder")
+    flops.add_argument("--prompt", type=_positive, default=1024, help="tokens; %(default)s")
+    flops.add_argument("--response", type=_positive, default=1024, help="tokens; %(default)s")
+    flops.add_argument("--batch", type=_positive, default=1, help="sequences; %(default)s")
     return parser
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        message = f"{text} is no number of episodes; expected at least 1"
+        message = f"{text} is too small; expected at least 1"
         raise argparse.ArgumentTypeError(message)
     return number

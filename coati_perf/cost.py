@@ -1,17 +1,28 @@
-"""Cost models: from the shape of a batch to floating-point operations (FLOP)."""
+"""What the models' work on a batch comes to, over all models: amounts for the catalogue."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
+import torch
+
+from coati_perf import catalogue
+from coati_perf.flops import CostModel
+
+# Above this no accelerator exists: dense bf16 TFLOP/s of one device, 2026.
+ANY_DEVICE_PEAK_TFLOPS = 5000.0
+
+Amounts = dict[str, float]
 
 
-class CostModel(Protocol):
-    """Answers what a batch costs, summed over all models, in FLOP as exact integers.
+class Workload(Protocol):
+    """Answers what a batch costs, as amounts of the metrics of the catalogue.
 
-    Called on the training thread once per distinct shape, so it must be quick and must not
-    touch a device.
+    ``padded_…`` is asked on the training thread once per distinct shape, so it must be quick;
+    ``real_…`` on a background thread, with float64 tensors of the lengths of one batch. What is
+    in one of them is not in the other.
     """
 
     @property
@@ -19,19 +30,36 @@ class CostModel(Protocol):
         """The name under which the figures can be compared with others of the same name."""
         ...
 
-    def generate(self, batch: int, prompt: int, response: int) -> int:
-        """FLOP of generating ``response`` tokens after each of ``batch`` prompts."""
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be known of the figures; kept in every record."""
         ...
 
-    def score(self, batch: int, length: int) -> int:
-        """FLOP of the scoring forwards over (batch, length) tokens."""
+    def padded_generation(self, batch: int, prompt: int, response: int) -> Amounts:
+        """Return the cost of generating ``response`` tokens after each of ``batch`` prompts."""
         ...
 
-    def learn(self, batch: int, length: int) -> int:
-        """FLOP of learning from (batch, length) tokens."""
+    def padded_scoring(self, batch: int, length: int) -> Amounts:
+        """Return the cost of the scoring forwards over (batch, length) tokens."""
         ...
 
-    def describe(self) -> dict[str, int | bool | str]:
+    def padded_learning(self, batch: int, length: int) -> Amounts:
+        """Return the cost of learning from (batch, length) tokens."""
+        ...
+
+    def real_generation(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        """Return the cost of generating the responses alone, without padding."""
+        ...
+
+    def real_scoring(self, lengths: torch.Tensor) -> Amounts:
+        """Return the cost of the scoring forwards over the real tokens."""
+        ...
+
+    def real_learning(self, lengths: torch.Tensor) -> Amounts:
+        """Return the cost of learning from the real tokens."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
         """Plain data for the journal's header: all that the figures depend on."""
         ...
 
@@ -55,20 +83,45 @@ class ParamCount(msgspec.Struct, frozen=True):
     def convention(self) -> str:
         return "coati"
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
     def generate(self, batch: int, prompt: int, response: int) -> int:
+        """FLOP of generation, an exact integer."""
         # The prefixes run over are prompt, prompt + 1, …, prompt + response - 1 tokens long.
         # Their sum is (2 * prompt + response - 1) * response / 2; the 2 FLOP cancel the half.
         return self.actor * batch * (2 * prompt + response - 1) * response
 
     def score(self, batch: int, length: int) -> int:
+        """FLOP of the scoring forwards, an exact integer."""
         return 2 * batch * length * (self.actor + self.critic + self.initial + self.reward)
 
     def learn(self, batch: int, length: int) -> int:
+        """FLOP of learning, an exact integer."""
         # forward 1, backward 2, and one more forward where activations are recomputed
         passes = 3 + int(self.grad_checkpoint)
         return 2 * batch * length * (self.actor + self.critic) * passes
 
-    def describe(self) -> dict[str, int | bool | str]:
+    def padded_generation(self, batch: int, prompt: int, response: int) -> Amounts:
+        return {catalogue.GENERATE_FLOP: self.generate(batch, prompt, response)}
+
+    def padded_scoring(self, batch: int, length: int) -> Amounts:
+        return {catalogue.SCORE_FLOP: self.score(batch, length)}
+
+    def padded_learning(self, batch: int, length: int) -> Amounts:
+        return {catalogue.LEARN_FLOP: self.learn(batch, length)}
+
+    def real_generation(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        return {}
+
+    def real_scoring(self, lengths: torch.Tensor) -> Amounts:
+        return {}
+
+    def real_learning(self, lengths: torch.Tensor) -> Amounts:
+        return {}
+
+    def describe(self) -> dict[str, Any]:
         return {
             "actor_num_params": self.actor,
             "critic_num_params": self.critic,
@@ -78,5 +131,66 @@ class ParamCount(msgspec.Struct, frozen=True):
         }
 
 
-# Above this no accelerator exists: dense bf16 TFLOP/s of one device, 2026.
-ANY_DEVICE_PEAK_TFLOPS = 5000.0
+class ModelCosts:
+    """The cost models of PPO's or GRPO's models by role: ``actor``, ``critic``, ``initial``, ….
+
+    The actor generates; each model scores; actor and critic learn. Padding is executed and not
+    useful work, and so is what gradient checkpointing computes again.
+    """
+
+    LEARNING_ROLES = ("actor", "critic")
+
+    def __init__(self, models: Mapping[str, CostModel]) -> None:
+        self._models = dict(models)
+        self._actor = self._models.get("actor")
+        self._learning = [self._models[role] for role in self.LEARNING_ROLES if role in models]
+
+    @property
+    def convention(self) -> str:
+        return " and ".join(dict.fromkeys(model.convention for model in self._models.values()))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(
+            f"{role}: {warning}"
+            for role, model in self._models.items()
+            for warning in model.warnings
+        )
+
+    def padded_generation(self, batch: int, prompt: int, response: int) -> Amounts:
+        if self._actor is None or not batch:
+            return {}
+        prompts, responses = [prompt] * batch, [response] * batch
+        flop = float(self._actor.generate(prompts, responses).sum())
+        amounts = {catalogue.GENERATE_EXECUTED: flop}
+        if self._actor.memory is not None:
+            amounts[catalogue.GENERATE_BYTES] = self._actor.generate_bytes(prompts, responses)
+        return amounts
+
+    def padded_scoring(self, batch: int, length: int) -> Amounts:
+        lengths = [length] * batch
+        flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
+        return {catalogue.SCORE_EXECUTED: flop}
+
+    def padded_learning(self, batch: int, length: int) -> Amounts:
+        lengths = [length] * batch
+        flop = sum(
+            float(model.forward_backward(lengths, executed=True).sum()) for model in self._learning
+        )
+        return {catalogue.LEARN_EXECUTED: flop}
+
+    def real_generation(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        if self._actor is None:
+            return {}
+        return {catalogue.GENERATE_FLOP: float(self._actor.generate(prompts, responses).sum())}
+
+    def real_scoring(self, lengths: torch.Tensor) -> Amounts:
+        flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
+        return {catalogue.SCORE_FLOP: flop}
+
+    def real_learning(self, lengths: torch.Tensor) -> Amounts:
+        flop = sum(float(model.forward_backward(lengths).sum()) for model in self._learning)
+        return {catalogue.LEARN_FLOP: flop}
+
+    def describe(self) -> dict[str, Any]:
+        return {role: model.describe() for role, model in self._models.items()}

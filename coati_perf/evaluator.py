@@ -11,16 +11,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coati_perf import catalogue
-from coati_perf.arguments import clock_function, count, mapping, path_or_none, positive
+from coati_perf.arguments import (
+    clock_function,
+    cost_models,
+    count,
+    mapping,
+    number_or_none,
+    path_or_none,
+    positive,
+    positive_or_none,
+)
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
-from coati_perf.cost import CostModel, ParamCount
+from coati_perf.cost import ModelCosts, ParamCount
 from coati_perf.errors import current_error_id, describe_error, error_since
 from coati_perf.fit import Fit, FitSettings
+from coati_perf.lengths import given_lengths, mask_lengths
 from coati_perf.phase import Phase, Phases
 from coati_perf.record import EpisodeRecord
 from coati_perf.sinks import Sink, parse_sinks
+from coati_perf.survey import Declared
 from coati_perf.tally import Tally, experience_amounts, recorded_amounts
 
 _logger = logging.getLogger(__name__)
@@ -55,9 +68,17 @@ class PerformanceEvaluator(Callback):
             ``coati_perf_runs/<time>-<short id>``. An existing one gets another segment.
         clock: a callable that returns seconds, never going backwards.
         close_timeout_s: how long the end of the fit may wait for sinks, in seconds.
-        peak_tflops: a device's dense peak in TFLOP/s for the dtype in use; a figure above it is
-            marked as impossible.
-        cost_model: computes FLOP in place of the parameter counts.
+        models: exact costs in place of the parameter counts, by role: ``actor`` (generates,
+            scores, learns), ``critic`` (scores, learns), and any others that score, such as
+            ``initial`` and ``reward``. Each a ``CostModel``, or what ``CostModel.traced`` takes:
+            a Hugging Face config or a module. None for a model that there is not.
+        dtype: the type that matrices are multiplied in, for the peak.
+        peak_tflops: a device's dense peak in TFLOP/s, by default that of the data sheet, or
+            measured where there is none; a figure above it is marked as impossible.
+        peak_gb_per_s: its memory's bandwidth in GB/s (10⁹ bytes), likewise.
+        data_parallel_size: how many replicas of the model the ranks form, where several ranks
+            share one (tensor, pipeline, context or expert parallel): their samples count once.
+        rollout_devices: how many devices generate, where these are not the ranks themselves.
 
     Raises (here, and in ``on_fit_start`` for what only then can be known):
         TypeError, ValueError: an argument is not of the kind described above.
@@ -81,7 +102,11 @@ class PerformanceEvaluator(Callback):
         clock: Clock = monotonic,
         close_timeout_s: float = 30.0,
         peak_tflops: float | None = None,
-        cost_model: CostModel | None = None,
+        peak_gb_per_s: float | None = None,
+        models: Mapping[str, Any] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        data_parallel_size: int | None = None,
+        rollout_devices: int | None = None,
     ) -> None:
         num_params = ParamCount(
             count("actor_num_params", actor_num_params),
@@ -95,9 +120,15 @@ class PerformanceEvaluator(Callback):
             save_path=path_or_none("save_path", save_path),
             sinks=parse_sinks(sinks),
             train_config=mapping("train_config", train_config),
-            cost_model=num_params if cost_model is None else cost_model,
+            workload=num_params if models is None else ModelCosts(cost_models("models", models)),
             ignore_episodes=count("ignore_episodes", ignore_episodes),
-            peak_tflops=None if peak_tflops is None else positive("peak_tflops", peak_tflops),
+            declared=Declared(
+                dtype=dtype,
+                peak_tflops=positive_or_none("peak_tflops", peak_tflops),
+                bandwidth_gb_per_s=positive_or_none("peak_gb_per_s", peak_gb_per_s),
+                data_parallel_size=number_or_none("data_parallel_size", data_parallel_size),
+                rollout_devices=number_or_none("rollout_devices", rollout_devices),
+            ),
             close_timeout_s=positive("close_timeout_s", close_timeout_s),
         )
         self._clock = clock_function("clock", clock)
@@ -105,7 +136,7 @@ class PerformanceEvaluator(Callback):
         self._warned: set[str] = set()
         # The tally of the episode being measured; None outside one and in an ignored one.
         self._tally: Tally | None = None
-        self._spare_tally = Tally(self._settings.cost_model)
+        self._spare_tally = Tally(self._settings.workload)
         self._ignoring = False
         # The current fit, None outside one; and the last one, for its results.
         self._fit: Fit | None = None
@@ -193,8 +224,14 @@ class PerformanceEvaluator(Callback):
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_make_experience_start", error)
 
-    def on_make_experience_end(self, experience: Any) -> None:
-        """End a collect step and count what it made."""
+    def on_make_experience_end(
+        self, experience: Any, *, lengths: tuple[Any, Any] | None = None
+    ) -> None:
+        """End a collect step and count what it made.
+
+        The real lengths come from ``experience``'s masks, or are given: the tokens of each prompt
+        and of each response, (B,) each.
+        """
         if self._ignoring:
             return
         tally = self._tally
@@ -213,8 +250,10 @@ class PerformanceEvaluator(Callback):
             mask = experience.action_mask
             if mask is None:
                 self._count_without_mask(tally, experience)
-            else:
+            elif lengths is None and getattr(experience, "attention_mask", None) is None:
                 tally.experiences[experience.sequences.shape, mask.shape].calls += 1
+            else:
+                _count_made(tally, experience, lengths)
             tally.overhead_s += clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_make_experience_end", error)
@@ -240,8 +279,12 @@ class PerformanceEvaluator(Callback):
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_start", error)
 
-    def on_learn_batch_end(self, experience: Any) -> None:
-        """End learning from a batch and count it."""
+    def on_learn_batch_end(self, experience: Any, *, lengths: Any = None) -> None:
+        """End learning from a batch and count it.
+
+        The real lengths come from its ``attention_mask``, or are given: tokens of each sample,
+        (B,).
+        """
         if self._ignoring:
             return
         tally = self._tally
@@ -258,10 +301,13 @@ class PerformanceEvaluator(Callback):
             elif not tally.leave(LEARN, now):
                 self._fault("on_learn_batch_end without its start")
             shape = experience.sequences.shape
-            if shape != tally.learn_shape:  # comparing takes 27 ns, looking up 46 ns
-                tally.learn_kind = tally.learned[shape]
-                tally.learn_shape = shape
-            tally.learn_kind.calls += 1
+            if lengths is not None or getattr(experience, "attention_mask", None) is not None:
+                _count_learned(tally, experience, lengths)
+            else:
+                if shape != tally.learn_shape:  # comparing takes 27 ns, looking up 46 ns
+                    tally.learn_kind = tally.learned[shape]
+                    tally.learn_shape = shape
+                tally.learn_kind.calls += 1
             tally.overhead_s += clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_end", error)
@@ -381,7 +427,7 @@ class PerformanceEvaluator(Callback):
             return
         prompts = [operator.index(length) for length in _items(prompt_lengths)]
         responses = [operator.index(length) for length in _items(response_lengths)]
-        amounts = recorded_amounts(self._settings.cost_model, phase, prompts, responses)
+        amounts = recorded_amounts(self._settings.workload, phase, prompts, responses)
         number = operator.index(len(prompts) if samples is None else samples)
         if number and phase in ("generate", MAKE_EXPERIENCE):
             amounts[catalogue.GENERATED] = number
@@ -395,7 +441,7 @@ class PerformanceEvaluator(Callback):
         self._fault("action_mask is None: the FLOP of generation are unknown and left out")
         batch, length = experience.sequences.shape
         tally.add(experience_amounts(batch, length))
-        tally.add({catalogue.SCORE_FLOP: self._settings.cost_model.score(batch, length)})
+        tally.add(self._settings.workload.padded_scoring(batch, length))
 
     def _fault(
         self, what: str, error: Exception | None = None, *, tally: Tally | None = None
@@ -408,6 +454,31 @@ class PerformanceEvaluator(Callback):
         if detail not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(detail)
             _logger.warning("not measured as it came: %s; training goes on", detail)
+
+
+def _count_made(tally: Tally, experience: Any, lengths: tuple[Any, Any] | None) -> None:
+    """Count a batch of experience whose real lengths are known."""
+    shape, actions = experience.sequences.shape, experience.action_mask
+    if lengths is not None:
+        prompts = given_lengths("lengths[0]", lengths[0], shape[0])
+        response = given_lengths("lengths[1]", lengths[1], shape[0])
+        total = prompts + response
+    else:
+        total = mask_lengths("attention_mask", experience.attention_mask, shape)
+        response = actions.sum(-1)
+    tally.masked_experiences[shape, actions.shape].calls += 1
+    tally.lengths.add_made(total, response)
+
+
+def _count_learned(tally: Tally, experience: Any, lengths: Any) -> None:
+    """Count a batch learned from whose real lengths are known."""
+    shape = experience.sequences.shape
+    if lengths is not None:
+        total = given_lengths("lengths", lengths, shape[0])
+    else:
+        total = mask_lengths("attention_mask", experience.attention_mask, shape)
+    tally.masked_learned[shape].calls += 1
+    tally.lengths.add_learned(total)
 
 
 def _items(lengths: Sequence[int] | None) -> Sequence[int]:

@@ -8,14 +8,20 @@ from typing import Any
 
 import msgspec
 
-from coati_perf.cost import CostModel
+from coati_perf.cost import Workload
 from coati_perf.errors import describe_error
 from coati_perf.exchange import choose_exchange
+from coati_perf.lengths import UnresolvedRow
 from coati_perf.record import EpisodeRecord
-from coati_perf.row import Departure, encode
+from coati_perf.row import Departure
 from coati_perf.run import Run
+from coati_perf.sender import Sender
 from coati_perf.sinks import SinkSource
+from coati_perf.survey import Declared
 from coati_perf.tally import Tally
+
+# How long a failed rank waits until its rows are sent: its exception must be seen at once.
+_FAILED_GRACE_S = 1.0
 
 
 class FitSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +31,9 @@ class FitSettings(msgspec.Struct, frozen=True, kw_only=True):
     save_path: Path | None
     sinks: tuple[SinkSource, ...]
     train_config: Mapping[Any, Any]
-    cost_model: CostModel
+    workload: Workload
     ignore_episodes: int
-    peak_tflops: float | None
+    declared: Declared
     close_timeout_s: float
 
 
@@ -40,6 +46,9 @@ class Fit:
 
     def __init__(self, settings: FitSettings) -> None:
         self._exchange = choose_exchange()
+        self._sender = Sender(self._exchange)
+        self._workload = settings.workload
+        self._close_timeout_s = settings.close_timeout_s
         self._sequence = 0
         self._failure: Departure | None = None
         self._run: Run | None = None
@@ -59,11 +68,13 @@ class Fit:
     def hand_over(self, tally: Tally, now: float) -> None:
         """Pass on a finished episode."""
         row = tally.row(self._exchange.rank, self._sequence, now)
+        lengths = tally.lengths.take()
+        message = row if lengths is None else UnresolvedRow(row, lengths, self._workload)
         self._sequence += 1
         if self._run is not None:
-            self._run.recorder.put(row)
+            self._run.recorder.put(message)
         else:
-            self._exchange.send(row.sequence, encode(row))
+            self._sender.send(message)
 
     def report_failure(self, episode: int, error: BaseException) -> None:
         """Pass on that an exception ended an episode; its row will not come."""
@@ -74,7 +85,7 @@ class Fit:
         if self._run is not None:
             self._run.recorder.put(self._failure)
         else:
-            self._exchange.depart(encode(self._failure), failed=True)
+            self._sender.depart(self._failure, failed=True, timeout=_FAILED_GRACE_S)
 
     def close(self, error: BaseException | None) -> None:
         """End the fit, with the exception that ended it, if any."""
@@ -88,5 +99,6 @@ class Fit:
         )
         episode = None if failed is None else failed.episode
         departure = Departure(self._exchange.rank, self._sequence, episode, text, final=True)
-        self._exchange.depart(encode(departure), failed=text is not None)
+        timeout = self._close_timeout_s if text is None else _FAILED_GRACE_S
+        self._sender.depart(departure, failed=text is not None, timeout=timeout)
         self._exchange.close()

@@ -20,21 +20,41 @@ class Reduction(enum.Enum):
     MAX = "max"
 
 
+class Devices(enum.Enum):
+    """Which devices share a piece of work."""
+
+    ALL = "all"
+    ROLLOUT = "rollout"
+    TRAINER = "trainer"
+
+
+class Peak(enum.Enum):
+    """What a device can do at most per second: 10¹² FLOP, or 10¹² bytes of its memory."""
+
+    TFLOPS = "tflops"
+    BANDWIDTH = "bandwidth"
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric that each rank measures; over the episodes of a run it adds up."""
+    """A metric that each rank measures; over the episodes of a run it adds up, a MAX stays one.
+
+    With ``per_replica`` the ranks of one data-parallel replica each count the same work, which
+    is there once.
+    """
 
     name: str
     unit: str
     reduction: Reduction
     meaning: str
+    per_replica: bool = False
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     """A metric computed as ``scale`` · numerator ÷ denominator, absent where that is undefined.
 
-    Numerator and denominator name measured metrics, already reduced. With ``per_device`` the
-    denominator is multiplied by the number of devices, so that a sum over ranks is divided by
-    device seconds and not by wall seconds.
+    Numerator and denominator name measured metrics, already reduced. With ``devices`` the
+    denominator is multiplied by their number, so that a sum over ranks is divided by device
+    seconds and not by wall seconds; with ``peak`` by what one of them can do.
     """
 
     name: str
@@ -43,7 +63,8 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     denominator: str
     meaning: str
     scale: float = 1.0
-    per_device: bool = False
+    devices: Devices | None = None
+    peak: Peak | None = None
 
 
 class Combined(msgspec.Struct, frozen=True, kw_only=True):

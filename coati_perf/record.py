@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from coati_perf.machine import Machine
+
 SCHEMA = 1
 
 
@@ -27,8 +29,8 @@ class Header(Line, frozen=True, kw_only=True, tag="header"):
 
     A journal that is opened again gets a new segment, numbered by ``segment`` from 0.
     ``train_config`` holds plain data only; ``seed_config_line`` is its values as ColossalChat's
-    report prints them. ``convention`` names the FLOP convention, ``cost_model`` its inputs.
-    ``peak_tflops`` is a device's dense peak as the user gave it, in TFLOP/s.
+    report prints them. ``convention`` names the FLOP convention, ``cost_model`` its inputs,
+    ``warnings`` what is to be known of the figures, ``machine`` the devices and their peaks.
     """
 
     segment: int
@@ -44,7 +46,8 @@ class Header(Line, frozen=True, kw_only=True, tag="header"):
     host: str
     pid: int
     versions: dict[str, str]
-    peak_tflops: float | None = None
+    machine: Machine
+    warnings: list[str] = []
 
 
 class Impossible(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class EpisodeRecord(Line, frozen=True, kw_only=True, tag="episode"):
     ``metrics`` maps names of the catalogue to values. ``phases`` maps the path of each phase to
     its mean seconds over ranks, enclosed phases included. ``ranks_missing`` sent nothing in time:
     sums are without them. ``faults`` counts hook calls that could not be measured as they came.
+    ``warnings`` are the header's.
     """
 
     episode: int
@@ -81,6 +85,7 @@ class EpisodeRecord(Line, frozen=True, kw_only=True, tag="episode"):
     slowest: Slowest | None = None
     impossible: dict[str, Impossible] = {}
     faults: dict[str, int] = {}
+    warnings: list[str] = []
 
 
 class Failure(Line, frozen=True, kw_only=True, tag="failure"):

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from coati_perf.evidence import write_evidence
 from coati_perf.exchange.base import Exchange
 from coati_perf.journal import JournalWriter
+from coati_perf.lengths import UnresolvedRow
 from coati_perf.record import EpisodeRecord, Failure, Header, JournalLine, Summary
 from coati_perf.reduce import reduce_rows
 from coati_perf.row import Departure, Row, decode_departure, decode_row
@@ -67,7 +69,9 @@ class Recorder:
         self._exchange = exchange
         self._journal = journal
         self._notify = notify
-        self._inbox: queue.SimpleQueue[Row | Departure | Ending] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Row | UnresolvedRow | Departure | Ending] = (
+            queue.SimpleQueue()
+        )
         self._awaited: collections.deque[_Awaited] = collections.deque()
         self._departed: dict[int, Departure] = {}
         self._reported: dict[tuple[int, str], None] = {}  # in the order they came
@@ -103,14 +107,16 @@ class Recorder:
                 self._end(self._ending)
                 return
 
-    def _next(self, pause: float) -> Row | Departure | Ending | None:
+    def _next(self, pause: float) -> Row | UnresolvedRow | Departure | Ending | None:
         alone = self._exchange.world_size == 1
         try:
             return self._inbox.get(timeout=None if alone and not self._awaited else pause)
         except queue.Empty:
             return None
 
-    def _take(self, message: Row | Departure | Ending) -> None:
+    def _take(self, message: Row | UnresolvedRow | Departure | Ending) -> None:
+        if isinstance(message, UnresolvedRow):
+            message = message.resolve()
         if isinstance(message, Row):
             self._awaited.append(_Awaited({0: message}, time.monotonic()))
         elif isinstance(message, Departure):
@@ -191,9 +197,7 @@ class Recorder:
 
     def _record(self, rows: dict[int, Row]) -> None:
         header = self._header
-        reduced = reduce_rows(
-            [rows[rank] for rank in sorted(rows)], header.world_size, header.peak_tflops
-        )
+        reduced = reduce_rows([rows[rank] for rank in sorted(rows)], header.machine)
         record = EpisodeRecord(
             run_id=header.run_id,
             at=time.time(),
@@ -206,11 +210,20 @@ class Recorder:
             slowest=reduced.slowest,
             impossible=reduced.impossible,
             faults=reduced.faults,
+            warnings=header.warnings,
         )
         self._append(record)
+        if record.impossible:
+            self._keep_evidence(record)
         self._last_episode = record.episode
         self.written_episodes += 1
         self.latest = record
+
+    def _keep_evidence(self, record: EpisodeRecord) -> None:
+        try:
+            write_evidence(self._header, record)
+        except OSError as error:
+            self._warn("the inputs of an impossible figure cannot be written", error)
 
     def _append(self, line: JournalLine) -> None:
         """Write a line, after those that could not be written before it."""

@@ -9,7 +9,8 @@ import msgspec
 
 from coati_perf import catalogue
 from coati_perf.cost import ANY_DEVICE_PEAK_TFLOPS
-from coati_perf.metric import Measured, Reduction
+from coati_perf.machine import Machine
+from coati_perf.metric import Devices, Measured, Peak, Ratio, Reduction
 from coati_perf.record import Impossible, Slowest
 from coati_perf.row import Row
 
@@ -31,17 +32,18 @@ class Reduced(msgspec.Struct, frozen=True):
     faults: dict[str, int]
 
 
-def reduce_rows(rows: Sequence[Row], world_size: int, peak_tflops: float | None) -> Reduced:
+def reduce_rows(rows: Sequence[Row], machine: Machine) -> Reduced:
     """Reduce the rows of one episode, at least one of them, as the catalogue declares."""
     phases = _mean_phases(rows)
-    measured = _reduce_amounts(rows)
+    measured = _reduce_amounts(rows, machine.once)
     measured[catalogue.EPISODE_S] = math.fsum(row.episode_s for row in rows) / len(rows)
     measured.update(phase_metrics(phases))
     measured.update(_close_account(rows))
-    metrics, impossible = with_ratios(measured, len(rows), peak_tflops)
+    reported = msgspec.structs.replace(machine, ranks=len(rows))
+    metrics, impossible = with_ratios(measured, reported)
     slowest = _slowest(rows)
     metrics[catalogue.RANKS_REPORTED] = float(len(rows))
-    metrics[catalogue.RANKS_MISSING] = float(world_size - len(rows))
+    metrics[catalogue.RANKS_MISSING] = float(machine.ranks - len(rows))
     metrics[catalogue.IMPOSSIBLE_FIGURES] = float(len(impossible))
     if slowest is not None:
         metrics[catalogue.SLOWEST_RANK] = float(slowest.rank)
@@ -55,9 +57,9 @@ def reduce_rows(rows: Sequence[Row], world_size: int, peak_tflops: float | None)
 
 
 def with_ratios(
-    measured: Mapping[str, float], devices: int, peak_tflops: float | None
+    measured: Mapping[str, float], machine: Machine
 ) -> tuple[dict[str, float], dict[str, Impossible]]:
-    """Return ``measured`` with every combined metric and ratio that is defined.
+    """Return ``measured`` with every combined metric, ratio and loss that is defined.
 
     A rate above what a device can do comes back in the second dict and not in the first.
     """
@@ -70,14 +72,17 @@ def with_ratios(
     for ratio in catalogue.RATIOS:
         numerator = metrics.get(ratio.numerator)
         denominator = metrics.get(ratio.denominator)
-        if numerator is None or not denominator:
+        peak = 1.0 if ratio.peak is None else machine.peak(ratio.peak)
+        if numerator is None or not denominator or peak is None:
             continue
-        value = ratio.scale * numerator / (denominator * (devices if ratio.per_device else 1))
-        flaw = _why_impossible(value, peak_tflops) if ratio.unit == "TFLOP/s" else None
+        devices = 1 if ratio.devices is None else machine.devices(ratio.devices)
+        value = ratio.scale * numerator / (denominator * devices * peak)
+        flaw = _why_impossible(ratio, value, machine)
         if flaw is None:
             metrics[ratio.name] = value
         else:
             impossible[ratio.name] = flaw
+    metrics.update(_lost(metrics, machine))
     return metrics, impossible
 
 
@@ -95,11 +100,43 @@ def phase_metrics(phases: Mapping[str, float]) -> dict[str, float]:
     return seconds
 
 
-def _why_impossible(tflops: float, peak_tflops: float | None) -> Impossible | None:
-    if peak_tflops is not None and tflops > peak_tflops:
-        return Impossible(tflops, peak_tflops, "above the peak_tflops given for this device")
-    if tflops > ANY_DEVICE_PEAK_TFLOPS:
-        return Impossible(tflops, ANY_DEVICE_PEAK_TFLOPS, "above the peak of any device there is")
+def _lost(metrics: Mapping[str, float], machine: Machine) -> dict[str, float]:
+    """Seconds of each phase above its useful work's at the peak of the devices that share it."""
+    lost = {}
+    for phase, (seconds, needs, devices) in _LEAST_TIMES.items():
+        leasts = [
+            1e-12 * metrics[amount] / (machine.devices(devices) * peak)
+            for amount, kind in needs
+            if amount in metrics and (peak := machine.peak(kind)) is not None
+        ]
+        if leasts and seconds in metrics:
+            lost[catalogue.lost_seconds(phase)] = metrics[seconds] - max(leasts)
+    return lost
+
+
+# What a phase's time can't be below: its FLOP, and for generation its bytes too.
+_LEAST_TIMES = {
+    "generate": (
+        catalogue.GENERATE_S,
+        ((catalogue.GENERATE_FLOP, Peak.TFLOPS), (catalogue.GENERATE_BYTES, Peak.BANDWIDTH)),
+        Devices.ROLLOUT,
+    ),
+    "score": (catalogue.SCORE_S, ((catalogue.SCORE_FLOP, Peak.TFLOPS),), Devices.TRAINER),
+    "learn": (catalogue.LEARN_S, ((catalogue.LEARN_FLOP, Peak.TFLOPS),), Devices.TRAINER),
+}
+
+
+def _why_impossible(ratio: Ratio, value: float, machine: Machine) -> Impossible | None:
+    if ratio.peak is not None:
+        reason = f"above what a device can do ({machine.peak_source})"
+        return Impossible(value, 1.0, reason) if value > 1 else None
+    if ratio.unit != "TFLOP/s":
+        return None
+    peak = machine.peak_tflops
+    if peak is not None and value > peak:
+        return Impossible(value, peak, f"above the peak of this device ({machine.peak_source})")
+    if value > ANY_DEVICE_PEAK_TFLOPS:
+        return Impossible(value, ANY_DEVICE_PEAK_TFLOPS, "above the peak of any device there is")
     return None
 
 
@@ -111,7 +148,7 @@ def _mean_phases(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _reduce_amounts(rows: Sequence[Row]) -> dict[str, float]:
+def _reduce_amounts(rows: Sequence[Row], once: float) -> dict[str, float]:
     reduced = {}
     for name in dict.fromkeys(name for row in rows for name in row.amounts):
         metric = catalogue.CATALOGUE[name]
@@ -120,7 +157,7 @@ def _reduce_amounts(rows: Sequence[Row]) -> dict[str, float]:
         if metric.reduction is Reduction.MAX:
             reduced[name] = max(values)
         else:
-            total = math.fsum(values)
+            total = math.fsum(values) * (once if metric.per_replica else 1)
             reduced[name] = total if metric.reduction is Reduction.SUM else total / len(rows)
     return reduced
 

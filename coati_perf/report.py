@@ -9,6 +9,7 @@ from typing import Any
 from coati_perf import catalogue
 from coati_perf.compat import divide
 from coati_perf.journal import Journal, Segment
+from coati_perf.machine import Machine
 from coati_perf.record import Header, Summary
 from coati_perf.totals import RunTotals
 
@@ -21,6 +22,9 @@ _LARGE = 1000
 CONVENTIONS = {
     "coati": "coati convention: 2 FLOP per parameter and token position, no attention, padding "
     "counted as work, generation without KV cache; over-reports",
+    "exact": "exact: read off the models; causal attention, KV cache, real tokens",
+    "exact, full attention": "exact: read off the models; KV cache, real tokens, and attention "
+    "over all pairs of positions",
 }
 
 
@@ -43,7 +47,7 @@ def seed_report(totals: RunTotals) -> str:
 
     def work(verb: str, samples: int, flop: str, seconds: float) -> str:
         rate = samples / (seconds + _EPSILON_S)
-        tflops = figures.get(flop, 0.0) / totals.devices / 1e12 / (seconds + _EPSILON_S)
+        tflops = figures.get(flop, 0.0) / totals.machine.ranks / 1e12 / (seconds + _EPSILON_S)
         return (
             f"{verb} {samples} samples, throughput: {rate:.2f} samples/s, "
             f"TFLOPS per GPU: {tflops:.2f}\n"
@@ -77,10 +81,18 @@ def render_run(
     if totals.episodes:
         lines += ["", *_time_table(totals, figures), "", *_rates(figures)]
     lines.append(f"FLOPs: {CONVENTIONS.get(header.convention, header.convention)}.")
+    lines += _peak_lines(header.machine)
     for name, flaw in impossible.items():
+        unit = catalogue.CATALOGUE[name].unit
         lines.append(
-            f"IMPOSSIBLE: {name} comes to {flaw.value:,.1f} TFLOP/s, {flaw.reason} "
-            f"({flaw.limit:,.0f}): the convention or its inputs are wrong."
+            f"IMPOSSIBLE: {name} comes to {_readable(flaw.value)} {unit}, {flaw.reason}; at most "
+            f"{_readable(flaw.limit)}: the convention or its inputs are wrong."
+        )
+    lines += [f"WARNING: {warning}" for warning in header.warnings]
+    if unmasked := figures.get(catalogue.UNMASKED_BATCHES):
+        lines.append(
+            f"Padded lengths stand for the real ones in {unmasked:,.0f} batches: they had no"
+            " attention_mask."
         )
     lines += _rank_lines(totals)
     if totals.faults:
@@ -96,7 +108,7 @@ def render_journal(journal: Journal) -> str:
     parts = []
     for number, segment in enumerate(journal.segments):
         last = number == len(journal.segments) - 1
-        totals = RunTotals(segment.header.world_size, segment.header.peak_tflops)
+        totals = RunTotals(segment.header.machine)
         for record in segment.episodes:
             totals.add(record)
         title = f"Segment {number + 1} of {len(journal.segments)}\n"
@@ -189,6 +201,15 @@ def _rates(figures: Mapping[str, float]) -> Iterator[str]:
 def _readable(value: float) -> str:
     """Four significant digits, without an exponent for the sizes that occur."""
     return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
+
+
+def _peak_lines(machine: Machine) -> Iterator[str]:
+    if machine.peak_tflops is not None:
+        bandwidth = "" if machine.bandwidth is None else f", {_readable(machine.bandwidth)} TB/s"
+        yield (
+            f"Peak of a device: {_readable(machine.peak_tflops)} TFLOP/s{bandwidth}"
+            f" ({machine.peak_source})."
+        )
 
 
 def _rank_lines(totals: RunTotals) -> Iterator[str]:

@@ -26,6 +26,7 @@ from coati_perf.recorder import Ending, Recorder
 from coati_perf.sinks import SinkSource
 from coati_perf.sinks.text import TextReportSink
 from coati_perf.sinks.worker import SinkWorker
+from coati_perf.survey import device_name, survey
 
 if TYPE_CHECKING:
     from coati_perf.fit import FitSettings
@@ -63,12 +64,12 @@ class Run:
             run_dir=str(self.run_dir),
             train_config=plain(settings.train_config),
             seed_config_line=_seed_config_line(settings.train_config),
-            convention=settings.cost_model.convention,
-            cost_model=settings.cost_model.describe(),
+            convention=settings.workload.convention,
+            cost_model=settings.workload.describe(),
             ignore_episodes=settings.ignore_episodes,
             world_size=exchange.world_size,
             exchange=exchange.name,
-            device=_device(),
+            device=device_name(),
             host=socket.gethostname(),
             pid=self._pid,
             versions={
@@ -76,7 +77,8 @@ class Run:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            peak_tflops=settings.peak_tflops,
+            machine=survey(settings.declared, exchange.world_size),
+            warnings=list(settings.workload.warnings),
         )
         _write_first_line(journal, header)
         self.journal_path = journal.path
@@ -164,13 +166,3 @@ def _seed_config_line(train_config: Mapping[Any, Any]) -> str:
             text = str(plain(value))
         texts.append(text.encode("utf-8", "replace").decode("utf-8"))
     return "; ".join(texts).replace("\r", "\\r").replace("\n", "\\n")
-
-
-def _device() -> str:
-    """Name the accelerator, without starting one up that training has not."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        return "cpu"
-    if accelerator.type == "cuda" and torch.cuda.is_initialized():
-        return torch.cuda.get_device_name()
-    return accelerator.type

@@ -6,8 +6,12 @@ import collections
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
+
 from coati_perf import catalogue
-from coati_perf.cost import CostModel
+from coati_perf.cost import Amounts, Workload
+from coati_perf.flops.lengths import to_tensor
+from coati_perf.lengths import LengthLog, generated_amounts, learned_amounts, made_amounts
 from coati_perf.phases import Node
 from coati_perf.row import Row
 
@@ -23,47 +27,69 @@ class BatchKind:
 
     __slots__ = ("amounts", "calls")
 
-    def __init__(self, amounts: dict[str, float]) -> None:
+    def __init__(self, amounts: Amounts) -> None:
         self.calls = 0
         self.amounts = amounts
 
 
 class LearnBatches(dict[Shape, BatchKind]):
-    """Batches learned from, by the shape of ``sequences``."""
+    """Batches learned from, by the shape of ``sequences``; ``masked`` ones have real lengths."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, *, masked: bool) -> None:
         super().__init__()
         self._tally = tally
+        self._masked = masked
 
     def __missing__(self, shape: Shape) -> BatchKind:
         batch, length = _two_dimensions("sequences", shape)
-        return self._tally.new_kind(
-            self, shape, learn_amounts(self._tally.cost_model, batch, length)
-        )
+        workload = self._tally.workload
+        amounts = {
+            catalogue.LEARNED: batch,
+            catalogue.LEARN_BATCHES: 1,
+            catalogue.LEARN_PADDED: batch * length,
+            **workload.padded_learning(batch, length),
+        }
+        if self._masked:
+            amounts[catalogue.LEARN_PADDING] = batch * length  # the real tokens are taken off
+        else:
+            amounts[catalogue.UNMASKED_BATCHES] = 1
+            amounts |= learned_amounts(workload, _each(batch, length))
+            del amounts[catalogue.LEARN_PADDING]
+        return self._tally.new_kind(self, shape, amounts)
 
 
 class ExperienceBatches(dict[tuple[Shape, Shape], BatchKind]):
     """Experience made, by the shapes of ``sequences`` and ``action_mask``."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, *, masked: bool) -> None:
         super().__init__()
         self._tally = tally
+        self._masked = masked
 
     def __missing__(self, shapes: tuple[Shape, Shape]) -> BatchKind:
         batch, length = _two_dimensions("sequences", shapes[0])
         _, response = _two_dimensions("action_mask", shapes[1])
-        if response > length:
+        prompt = length - response
+        if prompt < 0:
             message = f"action_mask has {response} actions, more than the {length} of sequences"
             raise ValueError(message)
-        return self._tally.new_kind(
-            self,
-            shapes,
-            {
-                **experience_amounts(batch, length),
-                **generate_amounts(self._tally.cost_model, batch, length - response, response),
-                catalogue.SCORE_FLOP: self._tally.cost_model.score(batch, length),
-            },
-        )
+        workload = self._tally.workload
+        amounts = {
+            **experience_amounts(batch, length),
+            **workload.padded_generation(batch, prompt, response),
+            **workload.padded_scoring(batch, length),
+        }
+        if self._masked:
+            amounts[catalogue.PADDING] = batch * length  # the real tokens are taken off
+        else:
+            amounts[catalogue.UNMASKED_BATCHES] = 1
+            amounts |= made_amounts(workload, _each(batch, prompt), _each(batch, response))
+            del amounts[catalogue.PADDING]
+        return self._tally.new_kind(self, shapes, amounts)
+
+
+def _each(batch: int, length: int) -> torch.Tensor:
+    return torch.full((batch,), float(length), dtype=torch.float64)
 
 
 def _two_dimensions(name: str, shape: Shape) -> tuple[int, int]:
@@ -73,17 +99,7 @@ def _two_dimensions(name: str, shape: Shape) -> tuple[int, int]:
     raise ValueError(message)
 
 
-def learn_amounts(cost_model: CostModel, batch: int, length: int) -> dict[str, float]:
-    """Return what learning from a (batch, length) tensor amounts to."""
-    return {
-        catalogue.LEARNED: batch,
-        catalogue.LEARN_BATCHES: 1,
-        catalogue.LEARN_PADDED: batch * length,
-        catalogue.LEARN_FLOP: cost_model.learn(batch, length),
-    }
-
-
-def experience_amounts(batch: int, length: int) -> dict[str, float]:
+def experience_amounts(batch: int, length: int) -> Amounts:
     """Return what a (batch, length) tensor of experience amounts to, FLOP apart."""
     return {
         catalogue.GENERATED: batch,
@@ -92,34 +108,33 @@ def experience_amounts(batch: int, length: int) -> dict[str, float]:
     }
 
 
-def generate_amounts(
-    cost_model: CostModel, batch: int, prompt: int, response: int
-) -> dict[str, float]:
-    """Return the cost of generating ``response`` tokens after each of ``batch`` prompts."""
-    return {catalogue.GENERATE_FLOP: cost_model.generate(batch, prompt, response)}
-
-
 def recorded_amounts(
-    cost_model: CostModel, phase: str, prompts: Sequence[int], responses: Sequence[int]
-) -> dict[str, float]:
-    """Return what real prompt and response lengths of one phase amount to, sample by sample.
+    workload: Workload, phase: str, prompts: Sequence[int], responses: Sequence[int]
+) -> Amounts:
+    """Return what real prompt and response lengths of one phase amount to, without padding.
 
     ``generate`` counts tokens and generation, ``score`` the scoring forwards,
     ``make_experience`` both, ``learn`` the learning; any other phase nothing.
     """
-    amounts: dict[str, float] = collections.defaultdict(int)
-    pairs = list(zip(prompts, responses, strict=True))
+    amounts: Amounts = {}
+    pairs = collections.Counter(zip(prompts, responses, strict=True))
+    prompt, response = to_tensor(prompts), to_tensor(responses)
     if phase in ("generate", "make_experience"):
-        amounts[catalogue.PROMPT_TOKENS] += sum(prompts)
-        amounts[catalogue.RESPONSE_TOKENS] += sum(responses)
-        amounts[catalogue.GENERATE_FLOP] += sum(
-            cost_model.generate(1, prompt, response) for prompt, response in pairs
-        )
+        catalogue.merge(amounts, generated_amounts(workload, prompt, response))
+        for pair, count in pairs.items():
+            padded = workload.padded_generation(1, *pair)
+            padded.pop(catalogue.GENERATE_BYTES, None)  # they depend on the batch, not known here
+            catalogue.merge(amounts, padded, count)
     if phase in ("score", "make_experience"):
-        amounts[catalogue.SCORE_FLOP] += sum(cost_model.score(1, sum(pair)) for pair in pairs)
+        catalogue.merge(amounts, workload.real_scoring(prompt + response))
+        for pair, count in pairs.items():
+            catalogue.merge(amounts, workload.padded_scoring(1, sum(pair)), count)
     if phase == "learn":
-        amounts[catalogue.LEARN_TOKENS] += sum(prompts) + sum(responses)
-        amounts[catalogue.LEARN_FLOP] += sum(cost_model.learn(1, sum(pair)) for pair in pairs)
+        learned = learned_amounts(workload, prompt + response)
+        learned.pop(catalogue.LEARN_PADDING)
+        catalogue.merge(amounts, learned)
+        for pair, count in pairs.items():
+            catalogue.merge(amounts, workload.padded_learning(1, sum(pair)), count)
     return amounts
 
 
@@ -132,7 +147,6 @@ class Tally:
 
     __slots__ = (
         "_amounts",
-        "cost_model",
         "episode",
         "episode_s",
         "experiences",
@@ -140,24 +154,31 @@ class Tally:
         "learn_kind",
         "learn_shape",
         "learned",
+        "lengths",
+        "masked_experiences",
+        "masked_learned",
         "open",
         "overhead_s",
         "root",
         "started",
+        "workload",
     )
 
-    def __init__(self, cost_model: CostModel) -> None:
-        self.cost_model = cost_model
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
         self.root = Node("", None)
         self.open = self.root
-        self.experiences = ExperienceBatches(self)
-        self.learned = LearnBatches(self)
+        self.experiences = ExperienceBatches(self, masked=False)
+        self.learned = LearnBatches(self, masked=False)
+        self.masked_experiences = ExperienceBatches(self, masked=True)
+        self.masked_learned = LearnBatches(self, masked=True)
+        self.lengths = LengthLog()
         # The shape of the last batch and its kind: most batches have the shape of the last one.
         self.learn_shape: Shape | None = None
         self.learn_kind = BatchKind({})
         self.overhead_s = 0.0
         self.faults: dict[str, int] = collections.defaultdict(int)
-        self._amounts: dict[str, float] = collections.defaultdict(int)
+        self._amounts: Amounts = {}
         self.episode = 0
         self.started = 0.0
         self.episode_s: float | None = None
@@ -167,10 +188,9 @@ class Tally:
         self._clear()
         self.episode = episode
 
-    def add(self, amounts: dict[str, float], calls: int = 1) -> None:
+    def add(self, amounts: Amounts, calls: int = 1) -> None:
         """Add ``calls`` times ``amounts`` to the episode's sums."""
-        for name, amount in amounts.items():
-            self._amounts[name] += calls * amount
+        catalogue.merge(self._amounts, amounts, calls)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add time that someone else measured to a phase of the episode itself."""
@@ -194,9 +214,7 @@ class Tally:
         while self.open is not self.root:
             self.leave(self.open.name, now)
 
-    def new_kind(
-        self, kinds: dict[Key, BatchKind], key: Key, amounts: dict[str, float]
-    ) -> BatchKind:
+    def new_kind(self, kinds: dict[Key, BatchKind], key: Key, amounts: Amounts) -> BatchKind:
         """Remember a new shape of batch."""
         if len(kinds) >= _MAX_SHAPES:
             self._fold(kinds)
@@ -206,8 +224,7 @@ class Tally:
 
     def row(self, rank: int, sequence: int, now: float) -> Row:
         """Return the finished episode as a row."""
-        self._fold(self.experiences)
-        self._fold(self.learned)
+        self._fold_all()
         return Row(
             rank=rank,
             sequence=sequence,
@@ -222,6 +239,12 @@ class Tally:
             faults=dict(self.faults),
         )
 
+    def _fold_all(self) -> None:
+        self._fold(self.experiences)
+        self._fold(self.learned)
+        self._fold(self.masked_experiences)
+        self._fold(self.masked_learned)
+
     def _fold(self, kinds: dict[Key, BatchKind]) -> None:
         for kind in kinds.values():
             if kind.calls:
@@ -233,9 +256,9 @@ class Tally:
             node.seconds = 0.0
             node.marked = False
         self.open = self.root
-        self._fold(self.experiences)
-        self._fold(self.learned)
+        self._fold_all()
         self._amounts.clear()
+        self.lengths.clear()
         self.faults.clear()
         self.overhead_s = 0.0
         self.episode_s = None

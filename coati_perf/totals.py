@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coati_perf import catalogue
+from coati_perf.machine import Machine
 from coati_perf.metric import Measured
 from coati_perf.record import EpisodeRecord, Impossible
 from coati_perf.reduce import with_ratios
@@ -14,7 +15,7 @@ class RunTotals:
     Ratios of the run are sum ÷ sum over all its episodes, never means of the episodes' ratios.
     """
 
-    def __init__(self, devices: int, peak_tflops: float | None = None) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.episodes = 0
         self.first_episode: int | None = None
         self.last_episode: int | None = None
@@ -22,8 +23,7 @@ class RunTotals:
         self.faults: dict[str, int] = {}
         self.incomplete_episodes = 0
         self.slowest_seconds: dict[tuple[int, str], float] = {}
-        self.devices = devices
-        self._peak_tflops = peak_tflops
+        self.machine = machine
         self._measured: dict[str, float] = {}
 
     def add(self, record: EpisodeRecord) -> None:
@@ -35,7 +35,7 @@ class RunTotals:
         self.incomplete_episodes += bool(record.ranks_missing)
         for name, value in record.metrics.items():
             if _adds_up(name):
-                self._measured[name] = self._measured.get(name, 0.0) + value
+                catalogue.merge(self._measured, {name: value})
         for path, seconds in record.phases.items():
             self.phases[path] = self.phases.get(path, 0.0) + seconds
         for fault, count in record.faults.items():
@@ -47,7 +47,7 @@ class RunTotals:
 
     def figures(self) -> tuple[dict[str, float], dict[str, Impossible]]:
         """Return the run's metrics, and the figures that no device could reach."""
-        return with_ratios(self._measured, self.devices, self._peak_tflops)
+        return with_ratios(self._measured, self.machine)
 
 
 def _adds_up(name: str) -> bool:

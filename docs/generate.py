@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coati_perf import catalogue
 from coati_perf.catalogue import CATALOGUE
-from coati_perf.metric import Combined, Measured, Metric, Ratio
+from coati_perf.metric import Combined, Devices, Measured, Metric, Ratio
 
 TARGET = Path(__file__).parent / "metrics.md"
 
@@ -25,6 +25,13 @@ the value counts as 0, so that phases + other − overlap = episode over ranks t
 """
 
 
+_DEVICES = {
+    Devices.ALL: "all devices",
+    Devices.ROLLOUT: "rollout devices",
+    Devices.TRAINER: "trainer devices",
+}
+
+
 def how(metric: Metric) -> str:
     """Return how a metric comes about, in the words of the table."""
     if isinstance(metric, Measured):
@@ -34,8 +41,9 @@ def how(metric: Metric) -> str:
         return f"{'least' if metric.least else 'sum'} of {joined}"
     if isinstance(metric, Ratio):
         scale = "" if metric.scale == 1 else f"{metric.scale:g} × "
-        devices = " × devices" if metric.per_device else ""
-        return f"{scale}`{metric.numerator}` ÷ (`{metric.denominator}`{devices})"
+        which = "" if metric.devices is None else f" × {_DEVICES[metric.devices]}"
+        peak = "" if metric.peak is None else " × peak"
+        return f"{scale}`{metric.numerator}` ÷ (`{metric.denominator}`{which}{peak})"
     return "of the record as a whole"
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from coati_perf import PerformanceEvaluator, catalogue
+from coati_perf.machine import Machine
 from coati_perf.totals import RunTotals
 
 GOLDEN = json.loads(
@@ -58,7 +59,7 @@ def test_counts_durations_and_report_are_upstreams(case, tmp_path, clock, read_r
     )
     drive(evaluator, case["episodes"], clock)
 
-    totals = RunTotals(1)
+    totals = RunTotals(Machine(ranks=1))
     for record in read_run().episodes:
         totals.add(record)
     figures, _ = totals.figures()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from coati_perf.journal import JournalError, JournalReader, JournalWriter, read_journal
+from coati_perf.machine import Machine
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.report import render_journal
 
@@ -17,7 +18,7 @@ DATA = Path(__file__).parent / "data"
 HEADER = Header(
     run_id="r", at=0.0, segment=0, run_dir="/r", train_config={}, seed_config_line="",
     convention="coati", cost_model={}, ignore_episodes=0, world_size=1, exchange="none",
-    device="cpu", host="h", pid=1, versions={},
+    machine=Machine(ranks=1), device="cpu", host="h", pid=1, versions={},
 )  # fmt: skip
 SUMMARY = Summary(run_id="r", at=9.0, status="finished", episodes=1)
 

@@ -16,7 +16,6 @@ import torch
 
 from coati_perf import OutputError, PerformanceEvaluator, Timer, catalogue
 from coati_perf.callback import Callback
-from coati_perf.cost import ParamCount
 
 
 def run_episode(evaluator, experience, episode=0):
@@ -253,11 +252,18 @@ def test_later_callbacks_get_their_hook_when_ours_cannot_write(
 
 
 def test_an_impossible_figure_is_marked_and_never_among_the_metrics(
-    make_evaluator, make_experience, clock, read_run, tmp_path
+    make_experience, clock, read_run, tmp_path
 ):
     """1e12 parameters · 6 · 256 positions in 1 ms are 1.536e6 TFLOP/s."""
-    evaluator = make_evaluator(
-        cost_model=ParamCount(10**12, 0, 0, 0), save_path=tmp_path / "report.txt"
+    evaluator = PerformanceEvaluator(
+        10**12,
+        0,
+        0,
+        0,
+        save_path=tmp_path / "report.txt",
+        run_dir=tmp_path / "run",
+        clock=clock,
+        peak_tflops=1e9,
     )
     evaluator.on_fit_start()
     evaluator.on_episode_start(0)
@@ -275,7 +281,7 @@ def test_an_impossible_figure_is_marked_and_never_among_the_metrics(
     assert record.metrics[catalogue.IMPOSSIBLE_FIGURES] == 1
     assert "perf/tflops/overall_per_device" in record.metrics, "that one is possible"
     report = (tmp_path / "report.txt").read_text(encoding="utf-8")
-    assert f"IMPOSSIBLE: {name} comes to 1,536,000.0 TFLOP/s, above the peak of any" in report
+    assert f"IMPOSSIBLE: {name} comes to 1,536,000 TFLOP/s, above the peak of any" in report
 
 
 def test_the_peak_of_the_device_is_the_limit_where_it_is_given(

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from coati_perf import PerformanceEvaluator, catalogue
 from coati_perf.demo import ranks
 from coati_perf.demo.models import build_models, count_parameters
@@ -21,12 +23,16 @@ from coati_perf.report import render_journal
 _LIVE_FIGURES = {
     "made/s": "perf/throughput/make_experience_samples_per_s",
     "learned/s": "perf/throughput/learn_samples_per_s",
+    "MFU": "perf/mfu/overall",
     "episode s": catalogue.EPISODE_S,
 }
 
 
-def run_demo(episodes: int, seed: int, run_dir: Path | None) -> None:
-    """Train, and print on rank 0 the rewards, where the time went, and where everything lies."""
+def run_demo(episodes: int, seed: int, run_dir: Path | None, convention: str = "exact") -> None:
+    """Train, and print on rank 0 the rewards, where the time went, and where everything lies.
+
+    ``convention`` is how FLOPs are counted: ``exact``, or ``coati`` by the parameters.
+    """
     # There is no server to log to, and wandb's own lines would break the progress bar.
     os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -40,6 +46,8 @@ def run_demo(episodes: int, seed: int, run_dir: Path | None) -> None:
             save_path=save_path,
             sinks=["tensorboard", "wandb:coati_perf_demo"],
             run_dir=run_dir,
+            models=vars(models) if convention == "exact" else None,
+            dtype=torch.float32,
         )
 
         def figures() -> Mapping[str, float]:

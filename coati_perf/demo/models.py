@@ -43,8 +43,8 @@ def build_models(task: Task, seed: int = 0) -> Models:
     transformers.logging.set_verbosity_error()
     settings: dict[str, Any] = {
         "vocab_size": task.vocabulary_size,
-        "hidden_size": 64,
-        "intermediate_size": 128,
+        "hidden_size": 256,
+        "intermediate_size": 512,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "pad_token_id": tasks.PAD,

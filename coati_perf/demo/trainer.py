@@ -36,7 +36,7 @@ class PPOConfig:
     prompts_per_collect: int = 64
     update_steps: int = 2
     batch_size: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     gradient_norm: float = 1.0
     kl_coefficient: float = 0.002
     clip: float = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coati_perf.machine import Machine
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.report import render_run, seed_report
 from coati_perf.sinks.base import Sink
@@ -18,11 +19,11 @@ class TextReportSink:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._header: Header | None = None
-        self._totals = RunTotals(1)
+        self._totals = RunTotals(Machine(ranks=1))
 
     def open(self, header: Header) -> None:
         self._header = header
-        self._totals = RunTotals(header.world_size, header.peak_tflops)
+        self._totals = RunTotals(header.machine)
 
     def write(self, record: EpisodeRecord) -> None:
         self._totals.add(record)

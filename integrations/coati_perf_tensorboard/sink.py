@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_perf import catalogue
+from coati_perf.machine import Machine
 from coati_perf.plain import flatten
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.report import render_run
@@ -29,7 +30,7 @@ class TensorBoardSink:
         self._directory = directory
         self._writer: SummaryWriter | None = None
         self._header: Header | None = None
-        self._totals = RunTotals(1)
+        self._totals = RunTotals(Machine(ranks=1))
 
     def open(self, header: Header) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -37,7 +38,7 @@ class TensorBoardSink:
 
         directory = Path(self._directory or Path(header.run_dir) / "tensorboard")
         self._header = header
-        self._totals = RunTotals(header.world_size, header.peak_tflops)
+        self._totals = RunTotals(header.machine)
         self._writer = writer = SummaryWriter(str(directory / header.run_id))
         writer.add_custom_scalars(_layout())
         # SummaryWriter.add_hparams would start a second run at step 0 for the metrics' values.

@@ -129,3 +129,32 @@ def test_a_killed_run_keeps_its_episodes_and_can_be_resumed(fork, tmp_path, repo
     text = report()
     assert "Segment 2 of 2" in text
     assert "CUT OFF after episode 4" in text
+
+
+@RANKS
+def test_real_lengths_of_all_ranks_are_summed(fork, read_run, ranks):
+    ended = fork(ranks, "real_lengths")
+    assert ended.status == 0, ended.stderr
+    episodes = read_run().episodes
+    assert [record.episode for record in episodes] == [0, 1, 2]
+    short = range(2, ranks + 2)
+    for record in episodes:
+        metrics = record.metrics
+        assert record.ranks_missing == []
+        assert record.faults == {}
+        assert metrics["perf/tokens/prompt"] == 2 * ranks
+        assert metrics["perf/tokens/response"] == sum(short) + 9 * ranks - 2 * ranks
+        assert metrics["perf/tokens/response_max"] == 8
+        assert metrics["perf/tokens/padding_fraction"] == sum(9 - n for n in short) / (18 * ranks)
+        assert metrics["perf/flops/score"] == sum(n**2 for n in short) + 81 * ranks
+        assert metrics["perf/flops/learn_executed"] == 3 * 2 * 81 * ranks
+
+
+def test_rows_on_their_way_are_sent_before_a_failure_is(fork, read_run):
+    ended = fork(2, "crash_with_real_lengths")
+    assert "ValueError: boom" in ended.stderr
+    run = read_run()
+    first = run.episodes[0]
+    assert (first.episode, first.ranks_missing) == (0, [])
+    assert first.metrics["perf/tokens/prompt"] == 4
+    assert "rank 1: ValueError: boom" in run.summary.error

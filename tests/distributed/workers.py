@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from coati_perf import PerformanceEvaluator, recorder
+from coati_perf import CostModel, PerformanceEvaluator, recorder
 
 ACTOR, CRITIC, INITIAL, REWARD = 10, 20, 30, 40
 # A rank's seconds in make_experience and learn, by the scripted clock, per call.
@@ -446,6 +446,42 @@ def rank_0_ends_first(rank):
         for episode in range(3, 6):
             small_episode(evaluator, episode)
     rank.say("done", time.monotonic() - began)
+
+
+def masked_experience(lengths):
+    """Return experience whose first token is the prompt and whose other real ones the response."""
+    width = max(lengths)
+    mask = torch.tensor([[1] * length + [0] * (width - length) for length in lengths])
+    return SimpleNamespace(
+        sequences=torch.zeros_like(mask), attention_mask=mask, action_mask=mask[:, 1:].bool()
+    )
+
+
+def real_lengths(rank):
+    """Rank r has episodes of (r + 2, 9) tokens; a forward costs the square of the length."""
+    rank.join()
+    cost = CostModel.custom(forward=lambda length: length**2)
+    evaluator = rank.evaluator(models={"critic": cost}, peak_tflops=1e9)
+    with fit_of(evaluator):
+        for episode in range(3):
+            made = masked_experience([rank.number + 2, 9])
+            with episode_of(evaluator, episode):
+                collect(evaluator, made)
+                learn(evaluator, made, training_step)
+
+
+def crash_with_real_lengths(rank):
+    """Rank 1 raises in its second episode, when the lengths of its first are just on their way."""
+    rank.join()
+    evaluator = rank.evaluator(models={"critic": CostModel.custom(forward=lambda length: length)})
+    with fit_of(evaluator):
+        for episode in range(2):
+            made = masked_experience([rank.number + 2, 9])
+            with episode_of(evaluator, episode):
+                collect(evaluator, made)
+                if rank.number == 1 and episode == 1:
+                    raise ValueError("boom")
+                learn(evaluator, made)
 
 
 def fork(ranks: int) -> None:

@@ -7,7 +7,6 @@ from coati_perf import (
     CostModel,
     EpisodeRecord,
     Header,
-    ParamCount,
     PerformanceEvaluator,
     Sink,
     Summary,
@@ -28,9 +27,9 @@ class PrintingSink:
 
 
 sink: Sink = PrintingSink()
-cost_model: CostModel = ParamCount(1, 1, 1, 1)
+cost_model: CostModel = CostModel.from_num_params(1)
 evaluator = PerformanceEvaluator(
-    1, 1, 1, 1, True, 2, {"a": 1}, "r.txt", sinks=["wandb:p", sink], cost_model=cost_model
+    1, 1, 1, 1, True, 2, {"a": 1}, "r.txt", sinks=["wandb:p", sink], models={"actor": cost_model}
 )
 callback: Callback = evaluator
 with evaluator.episode(0), evaluator.phase("generate"):
