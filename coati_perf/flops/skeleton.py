@@ -57,12 +57,13 @@ def config_fields(model: Any) -> dict[str, Any]:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Take off DDP, FSDP (the first) and ``torch.compile``."""
-    while True:
-        children = dict(module.named_children())
-        wrapped = children.get(_COMPILED_CHILD, children.get("module"))
-        if wrapped is None or len(children) > 1 or hasattr(module, "config"):
-            return module
-        module = wrapped
+    while len(children := dict(module.named_children())) == 1:
+        ((name, child),) = children.items()
+        # A compiled model passes on the attributes of the one inside it.
+        if name != _COMPILED_CHILD and (name != "module" or hasattr(module, "config")):
+            break
+        module = child
+    return module
 
 
 def _built(config: Any, device: str) -> nn.Module:
