@@ -1,7 +1,8 @@
 """How far the cost model is from what real models execute, and peers' formulas from it.
 
-Tiny real models of many architectures run on the CPU under an independent count; the cost model
-is traced from their config alone. Prints a Markdown table of relative errors.
+First table: tiny real models of many architectures run on the CPU under an independent count; the
+cost model is traced from their config alone. Relative errors. Second table: published models, with
+what others report of the same work, as ratios to the exact count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from coati_perf.flops import CostModel
+from coati_perf.cost import ParamCount
+from coati_perf.flops import ConventionError, CostModel
+from coati_perf.flops.model import num_params
 from independent_count import executed_flop
+from published_configs import published_configs
 from tiny_models import configs
 
 BATCH = 2
@@ -141,23 +145,93 @@ def errors(config: Any) -> Iterator[tuple[str, float]]:
         yield name, error(ours, train, changed, ids)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="part of an architecture's name")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    options = parser.parse_args()
+SHAPES = ((512, 512), (1024, 4096), (2048, 16384), (512, 32768))
+CONVENTIONS = ("palm", "megatron", "verl", "nemo_rl")
+
+
+def peers(name: str, config: Any) -> Iterator[dict[str, Any]]:
+    """Yield, for each shape, the exact cost and the others' figures as ratios to it.
+
+    A PPO step is generation, scoring by four such models, and learning of two, batch size 1.
+    """
+    exact = CostModel.traced(config)
+    count = ParamCount(*4 * [num_params(config)])
+    for prompt, response in SHAPES:
+        length = prompt + response
+        learn = exact.forward_backward(length)
+        step = exact.generate(prompt, response) + 4 * exact.forward(length) + 2 * learn
+        counted = (
+            count.generate(1, prompt, response) + count.score(1, length) + count.learn(1, length)
+        )
+        row = {
+            "model": name,
+            "prompt": prompt,
+            "response": response,
+            "learn_tflop": learn / 1e12,
+            "parameters": count.learn(1, length) / 2 / learn,
+            "step_tflop": step / 1e12,
+            "step_by_parameters": counted / step,
+        }
+        for convention in CONVENTIONS:
+            theirs = reported(convention, config, length)
+            row[convention] = None if theirs is None else theirs / learn
+        yield row
+
+
+def reported(convention: str, config: Any, length: int) -> float | None:
+    try:
+        return CostModel.by_convention(convention, config).forward_backward(length)
+    except ConventionError:
+        return None
+
+
+def compare_peers() -> list[dict[str, Any]]:
+    columns = ("parameters", *CONVENTIONS)
+    print("\n| model | prompt + response | learn, TFLOP |" + "".join(f" {c} |" for c in columns))
+    print("|---|---|---|" + "---|" * len(columns))
+    rows = [row for name, config in published_configs().items() for row in peers(name, config)]
+    for row in rows:
+        ratios = ["—" if row[c] is None else f"{row[c]:.2f}" for c in columns]
+        print(
+            f"| {row['model']} | {row['prompt']} + {row['response']} | {row['learn_tflop']:,.0f} |"
+            + "".join(f" {ratio} |" for ratio in ratios)
+        )
+    print("\n| PPO step by parameters ÷ exact |" + "".join(f" {p} + {r} |" for p, r in SHAPES))
+    print("|---|" + "---|" * len(SHAPES))
+    for name in published_configs():
+        ratios = [row["step_by_parameters"] for row in rows if row["model"] == name]
+        print(f"| {name} |" + "".join(f" {ratio:,.0f} |" for ratio in ratios))
+    return rows
+
+
+def compare_executions(only: str | None) -> tuple[float, dict[str, dict[str, float]]]:
     rows = {}
     print("| architecture |" + "".join(f" {work} |" for work in WORK))
     print("|---|" + "---|" * len(WORK))
     for name, config in configs().items():
-        if options.only and options.only not in name:
+        if only and only not in name:
             continue
         rows[name] = dict(errors(config))
         print(f"| {name} |" + "".join(f" {rows[name][work]:.1e} |" for work in WORK), flush=True)
     worst = max(error for row in rows.values() for error in row.values())
-    print(f"\nworst relative error {worst:.1e} over {len(rows)} architectures")
+    print(f"\nworst relative error {worst:.1e} over {len(rows)} architectures × {len(WORK)}")
+    return worst, rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="part of an architecture's name; no second table")
+    parser.add_argument("--peers", action="store_true", help="the second table alone")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+    worst, executions, conventions = 0.0, {}, []
+    if not options.peers:
+        worst, executions = compare_executions(options.only)
+    if not options.only:
+        conventions = compare_peers()
     if options.output:
-        options.output.write_text(json.dumps({"worst": worst, "errors": rows}, indent=1) + "\n")
+        figures = {"worst": worst, "errors": executions, "conventions": conventions}
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
     sys.exit(worst > LIMIT)
 
 

@@ -88,6 +88,17 @@ class CostModel(abc.ABC):
             return ParamCountCost(num_params(model), (warning,))
 
     @staticmethod
+    def by_convention(name: str, config: Any) -> CostModel:
+        """Return what ``palm``, ``megatron``, ``verl`` or ``nemo_rl`` would report of a model.
+
+        Raises:
+            ConventionError: there is no such convention, or it doesn't cover this architecture.
+        """
+        from coati_perf.flops.conventions import by_convention  # noqa: PLC0415 - as above
+
+        return by_convention(name, config)
+
+    @staticmethod
     def from_num_params(num_params: int) -> CostModel:
         """Count 2 FLOP per parameter and token, 6 to learn; no attention. KV cache assumed.
 
