@@ -213,6 +213,43 @@ def _speeds(phase: str, flop: str, seconds: str, devices: Devices) -> tuple[Rati
     )
 
 
+def device_time(phase: str) -> str:
+    """Return the name of the metric of the device's seconds in ``phase``."""
+    return f"perf/device_time/{phase}_s"
+
+
+def memory_peaks(phase: str) -> tuple[str, str, str]:
+    """Return the names of the metrics of memory allocated, reserved and used in ``phase``."""
+    prefix = f"perf/memory/{phase}"
+    return f"{prefix}_allocated_bytes", f"{prefix}_reserved_bytes", f"{prefix}_device_used_bytes"
+
+
+def _device_metrics(phase: str) -> tuple[Measured, ...]:
+    meanings = (
+        "peak of the memory that tensors had",
+        "peak of the memory that torch's allocator had",
+        "most of the device's memory that all processes used, seen at the borders of phases",
+    )
+    return (
+        Measured(
+            name=device_time(phase),
+            unit="s",
+            reduction=Reduction.MEAN,
+            meaning=f"seconds between the device's events at the borders of {phase}"
+            ' (timing="device")',
+        ),
+        *(
+            Measured(
+                name=name,
+                unit="bytes",
+                reduction=Reduction.MAX,
+                meaning=f"{meaning}, in {phase}, on the worst rank",
+            )
+            for name, meaning in zip(memory_peaks(phase), meanings, strict=True)
+        ),
+    )
+
+
 def lost_seconds(phase: str) -> str:
     """Return the name of the metric of the seconds that ``phase`` took above its least."""
     return f"perf/lost/{phase}_s"
@@ -433,6 +470,7 @@ CATALOGUE = _by_name(
             devices=Devices.ROLLOUT,
             peak=Peak.BANDWIDTH,
         ),
+        *(metric for phase in _PHASE_MEANINGS for metric in _device_metrics(phase)),
         *(_lost(phase, meaning) for phase, meaning in _LOST.items()),
         Measured(
             name=TRAINING_THREAD_S,

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,10 +27,13 @@ from coati_perf.arguments import (
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
 from coati_perf.cost import ModelCosts, ParamCount
+from coati_perf.device_memory import AcceleratorMemory, DeviceMemory
+from coati_perf.device_timer import DeviceTimer, timed_on_device, timing_event
 from coati_perf.errors import current_error_id, describe_error, error_since
 from coati_perf.fit import Fit, FitSettings
 from coati_perf.lengths import given_lengths, mask_lengths
 from coati_perf.phase import Phase, Phases
+from coati_perf.probes import attach
 from coati_perf.record import EpisodeRecord
 from coati_perf.sinks import Sink, parse_sinks
 from coati_perf.survey import Declared
@@ -79,6 +82,8 @@ class PerformanceEvaluator(Callback):
         data_parallel_size: how many replicas of the model the ranks form, where several ranks
             share one (tensor, pipeline, context or expert parallel): their samples count once.
         rollout_devices: how many devices generate, where these are not the ranks themselves.
+        timing: ``device`` times phases by events on the accelerator's current stream too, beside
+            the host's clock: ``perf/device_time/…``. What the host waits for is then apparent.
 
     Raises (here, and in ``on_fit_start`` for what only then can be known):
         TypeError, ValueError: an argument is not of the kind described above.
@@ -107,6 +112,7 @@ class PerformanceEvaluator(Callback):
         dtype: torch.dtype = torch.bfloat16,
         data_parallel_size: int | None = None,
         rollout_devices: int | None = None,
+        timing: Literal["host", "device"] = "host",
     ) -> None:
         num_params = ParamCount(
             count("actor_num_params", actor_num_params),
@@ -139,6 +145,12 @@ class PerformanceEvaluator(Callback):
         self._spare_tally = Tally(self._settings.workload)
         self._ignoring = False
         # The current fit, None outside one; and the last one, for its results.
+        self._timer = DeviceTimer(timing_event) if timed_on_device(timing) else None
+        has_memory = torch.accelerator.current_accelerator() is not None
+        self._memory = DeviceMemory(AcceleratorMemory()) if has_memory else None
+        self._probes = [probe for probe in (self._timer, self._memory) if probe is not None]
+        if self._probes:
+            attach(self, self._probes)
         self._fit: Fit | None = None
         self._last_fit: Fit | None = None
         self._pending_overhead_s = 0.0
@@ -178,6 +190,8 @@ class PerformanceEvaluator(Callback):
             tally = self._spare_tally
             self._error_before_episode = current_error_id()
             tally.start(int(episode))
+            for probe in self._probes:
+                probe.clear()
             tally.started = now = self._clock()
             tally.overhead_s = self._pending_overhead_s + now - entered
             self._tally = tally
@@ -408,7 +422,9 @@ class PerformanceEvaluator(Callback):
         if tally.open is not tally.root:
             self._fault("a phase was still open when its episode ended", tally=tally)
             tally.leave_all(now)
-        fit.hand_over(tally, now)
+        if self._memory is not None:
+            tally.add(self._memory.take())
+        fit.hand_over(tally, now, [] if self._timer is None else self._timer.take())
 
     def _record(  # noqa: PLR0913, PLR0917 - as record()
         self,

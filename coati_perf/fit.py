@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from coati_perf.cost import Workload
+from coati_perf.device_timer import Timing
 from coati_perf.errors import describe_error
 from coati_perf.exchange import choose_exchange
 from coati_perf.lengths import UnresolvedRow
 from coati_perf.record import EpisodeRecord
-from coati_perf.row import Departure
+from coati_perf.row import Departure, Row
 from coati_perf.run import Run
 from coati_perf.sender import Sender
 from coati_perf.sinks import SinkSource
@@ -65,11 +66,13 @@ class Fit:
         """The last record written, on rank 0; None elsewhere."""
         return None if self._run is None else self._run.recorder.latest
 
-    def hand_over(self, tally: Tally, now: float) -> None:
-        """Pass on a finished episode."""
+    def hand_over(self, tally: Tally, now: float, timings: list[Timing]) -> None:
+        """Pass on a finished episode, with the device's times that are yet to be read."""
         row = tally.row(self._exchange.rank, self._sequence, now)
         lengths = tally.lengths.take()
-        message = row if lengths is None else UnresolvedRow(row, lengths, self._workload)
+        message: Row | UnresolvedRow = row
+        if lengths is not None or timings:
+            message = UnresolvedRow(row, lengths, self._workload, timings)
         self._sequence += 1
         if self._run is not None:
             self._run.recorder.put(message)

@@ -11,6 +11,7 @@ import torch
 
 from coati_perf import catalogue
 from coati_perf.cost import Amounts, Workload
+from coati_perf.device_timer import Timing, device_seconds
 from coati_perf.row import Row
 
 
@@ -73,19 +74,22 @@ class CapturedLengths(msgspec.Struct, frozen=True):
 
 
 class UnresolvedRow(msgspec.Struct, frozen=True):
-    """A row whose real lengths are yet to be read."""
+    """A row whose real lengths and device times are yet to be read."""
 
     row: Row
-    lengths: CapturedLengths
+    lengths: CapturedLengths | None
     workload: Workload
+    timings: list[Timing] = []
 
     def resolve(self) -> Row:
         """Wait for the device, and return the whole row; a fault where that fails."""
         amounts, faults = dict(self.row.amounts), dict(self.row.faults)
         try:
-            catalogue.merge(amounts, self.lengths.amounts(self.workload))
+            if self.lengths is not None:
+                catalogue.merge(amounts, self.lengths.amounts(self.workload))
+            amounts.update(device_seconds(self.timings))
         except Exception as error:  # noqa: BLE001 - someone's device, or cost function
-            fault = f"the real lengths could not be counted: {type(error).__name__}: {error}"
+            fault = f"lengths or device times could not be read: {type(error).__name__}: {error}"
             faults[fault] = faults.get(fault, 0) + 1
             amounts[catalogue.HOOK_FAULTS] = amounts.get(catalogue.HOOK_FAULTS, 0.0) + 1
         return msgspec.structs.replace(self.row, amounts=amounts, faults=faults)

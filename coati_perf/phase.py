@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -73,15 +74,16 @@ class Phases(dict[str, Phase]):
     def __init__(self, evaluator: PerformanceEvaluator) -> None:
         super().__init__()
         self._evaluator = evaluator
+        self.kind: Callable[[PerformanceEvaluator, str], Phase] = Phase
 
     def __missing__(self, asked: str) -> Phase:
         evaluator = self._evaluator
         if len(self) >= MAX_PHASES:
             evaluator._fault(f"more than {MAX_PHASES} phases; the rest are named 'more'")
-            return Phase(evaluator, "more")
+            return self.kind(evaluator, "more")
         name = sys.intern(str(asked))
         if not catalogue.is_phase_name(name):
             name = sys.intern(catalogue.to_phase_name(name))
             evaluator._fault(f"phase {str(asked)[:80]!r} is named {name!r}: letters, digits, _ - .")
-        phase = self[asked] = Phase(evaluator, name)
+        phase = self[asked] = self.kind(evaluator, name)
         return phase
