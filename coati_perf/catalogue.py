@@ -471,6 +471,24 @@ CATALOGUE = _by_name(
             peak=Peak.BANDWIDTH,
         ),
         *(metric for phase in _PHASE_MEANINGS for metric in _device_metrics(phase)),
+        *(
+            Ratio(
+                name=f"perf/device_mfu/{phase}",
+                unit="of peak",
+                numerator=f"perf/flops/{phase}",
+                denominator=device_time(phase),
+                meaning="model FLOPs utilisation by the device's own time, which leaves out what"
+                f" it waited for before and after: {phase}",
+                scale=1e-12,
+                devices=devices,
+                peak=Peak.TFLOPS,
+            )
+            for phase, devices in (
+                ("generate", Devices.ROLLOUT),
+                ("score", Devices.TRAINER),
+                ("learn", Devices.TRAINER),
+            )
+        ),
         *(_lost(phase, meaning) for phase, meaning in _LOST.items()),
         Measured(
             name=TRAINING_THREAD_S,

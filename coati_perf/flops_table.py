@@ -12,6 +12,7 @@ import torch
 from coati_perf.cost import ParamCount
 from coati_perf.flops import CostModel
 from coati_perf.flops.model import num_params
+from coati_perf.report import readable
 
 
 class ConfigError(ValueError):
@@ -73,10 +74,10 @@ def _rows(cost: CostModel, config: Any, prompt: int, response: int, batch: int) 
             count.learn(batch, length),
         ),
     )
-    yield f"{'':<10}{'TFLOP':>16}{'GB moved':>14}{'FLOP/byte':>12}{'by parameters':>18}{'ratio':>8}"
+    titles = "".join(f"{title:>14}" for title in ("TFLOP", "GB moved", "FLOP/byte"))
+    yield f"{'':<10}{titles}{'by parameters':>16}{'ratio':>10}"
     for name, flops, moved, counted in phases:
         flop = float(torch.as_tensor(flops).sum())
-        yield (
-            f"{name:<10}{flop / 1e12:>16,.3f}{moved / 1e9:>14,.2f}{flop / moved:>12,.1f}"
-            f"{counted / 1e12:>18,.3f}{counted / flop:>8,.2f}"
-        )
+        figures = (flop / 1e12, moved / 1e9, flop / moved, counted / 1e12)
+        cells = "".join(f"{readable(figure):>14}" for figure in figures[:3])
+        yield f"{name:<10}{cells}{readable(figures[3]):>16}{readable(counted / flop):>10}"

@@ -85,8 +85,8 @@ def render_run(
     for name, flaw in impossible.items():
         unit = catalogue.CATALOGUE[name].unit
         lines.append(
-            f"IMPOSSIBLE: {name} comes to {_readable(flaw.value)} {unit}, {flaw.reason}; at most "
-            f"{_readable(flaw.limit)}: the convention or its inputs are wrong."
+            f"IMPOSSIBLE: {name} comes to {readable(flaw.value)} {unit}, {flaw.reason}; at most "
+            f"{readable(flaw.limit)}: the convention or its inputs are wrong."
         )
     lines += [f"WARNING: {warning}" for warning in header.warnings]
     if unmasked := figures.get(catalogue.UNMASKED_BATCHES):
@@ -195,19 +195,19 @@ def _time_table(totals: RunTotals, figures: Mapping[str, float]) -> Iterator[str
 def _rates(figures: Mapping[str, float]) -> Iterator[str]:
     for ratio in catalogue.RATIOS:
         if ratio.name in figures:
-            yield f"{ratio.name:<52}{_readable(figures[ratio.name]):>12} {ratio.unit}"
+            yield f"{ratio.name:<52}{readable(figures[ratio.name]):>12} {ratio.unit}"
 
 
-def _readable(value: float) -> str:
+def readable(value: float) -> str:
     """Four significant digits, without an exponent for the sizes that occur."""
     return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
 
 
 def _peak_lines(machine: Machine) -> Iterator[str]:
     if machine.peak_tflops is not None:
-        bandwidth = "" if machine.bandwidth is None else f", {_readable(machine.bandwidth)} TB/s"
+        bandwidth = "" if machine.bandwidth is None else f", {readable(machine.bandwidth)} TB/s"
         yield (
-            f"Peak of a device: {_readable(machine.peak_tflops)} TFLOP/s{bandwidth}"
+            f"Peak of a device: {readable(machine.peak_tflops)} TFLOP/s{bandwidth}"
             f" ({machine.peak_source})."
         )
 

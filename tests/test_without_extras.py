@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 
-from coati_perf import PerformanceEvaluator, SinkError, read_journal
+from coati_perf import CostModel, PerformanceEvaluator, SinkError, read_journal
 from coati_perf.cli import main
 
 needs_absence = pytest.mark.parametrize("package", ["tensorboard", "wandb"])
@@ -31,6 +32,27 @@ def test_a_run_works_with_journal_and_report_alone(tmp_path):
     evaluator.close()
     assert len(read_journal(tmp_path).segments[0].episodes) == 1
     assert (tmp_path / "r.txt").read_bytes() == (tmp_path / "2.txt").read_bytes()
+
+
+def test_a_plain_module_is_traced_without_transformers(tmp_path, monkeypatch):
+    """An embedding looks up, the layer takes 2 · 8 · 4 FLOP a token."""
+    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 4)
+
+        def forward(self, input_ids):
+            return self.head(self.embedding(input_ids))
+
+    assert CostModel.traced(Model()).forward([5, 7]).tolist() == [5 * 64, 7 * 64]
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("transformers")), reason="transformers is here")
+def test_the_flops_command_names_its_extra(tmp_path, capsys):
+    assert main(["flops", str(tmp_path)]) == 2
+    assert "pip install 'coati-perf[transformers]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("transformers")), reason="transformers is here")
