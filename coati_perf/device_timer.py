@@ -21,7 +21,7 @@ class TimingEvent(Protocol):
         """Wait until it is."""
         ...
 
-    def elapsed_time(self, end_event: Any) -> float:
+    def elapsed_time(self, end_event: Any, /) -> float:
         """Return the milliseconds to a later event."""
         ...
 
