@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from torch import nn
+
 from coati_perf.flops import CostModel
 
 
@@ -49,17 +51,33 @@ def number_or_none(name: str, value: SupportsIndex | None) -> int | None:
     return number
 
 
-def cost_models(name: str, value: Mapping[str, Any]) -> dict[str, CostModel]:
+def size_or_none(name: str, value: Any) -> int | None:
+    """Return a number, or the size of a process group or device mesh; None as None, or raise."""
+    size = getattr(value, "size", None)
+    return number_or_none(name, size() if callable(size) else value)
+
+
+def cost_models(
+    name: str, value: Mapping[str, Any], *, gradient_checkpointing: bool
+) -> dict[str, CostModel]:
     """Return a cost model for each role that has a model, or raise.
+
+    ``gradient_checkpointing`` is that of models given as configs.
 
     Raises:
         TypeError: it is no mapping, or a model is of no kind that ``CostModel.traced`` takes.
         UntraceableModelError: a model can't be counted.
     """
+
+    def cost_model(model: Any) -> CostModel:
+        if isinstance(model, CostModel):
+            return model
+        of_its_own = isinstance(model, nn.Module)
+        checkpointing = None if of_its_own else gradient_checkpointing
+        return CostModel.traced(model, gradient_checkpointing=checkpointing)
+
     return {
-        role: model if isinstance(model, CostModel) else CostModel.traced(model)
-        for role, model in mapping(name, value).items()
-        if model is not None
+        role: cost_model(model) for role, model in mapping(name, value).items() if model is not None
     }
 
 

@@ -23,6 +23,7 @@ from coati_perf.arguments import (
     path_or_none,
     positive,
     positive_or_none,
+    size_or_none,
 )
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
@@ -61,7 +62,8 @@ class PerformanceEvaluator(Callback):
         actor_num_params, critic_num_params, initial_model_num_params, reward_model_num_params:
             parameters of each model, for the coati convention of FLOP (see ``ParamCount``); 0
             for a model that there is not.
-        enable_grad_checkpoint: whether learning recomputes activations.
+        enable_grad_checkpoint: whether learning recomputes activations; of ``models``, it is said
+            of configs, while modules are taken as they are set.
         ignore_episodes: how many first episodes to leave out, as warm-up.
         train_config: any mapping; it goes with the results as run metadata.
         save_path: file that a text report is appended to when the fit ends; folders are made.
@@ -80,7 +82,8 @@ class PerformanceEvaluator(Callback):
             measured where there is none; a figure above it is marked as impossible.
         peak_gb_per_s: its memory's bandwidth in GB/s (10⁹ bytes), likewise.
         data_parallel_size: how many replicas of the model the ranks form, where several ranks
-            share one (tensor, pipeline, context or expert parallel): their samples count once.
+            share one (tensor, pipeline, context or expert parallel): their samples count once. A
+            number, or the ``ProcessGroup`` or ``DeviceMesh`` that a rank is data-parallel in.
         rollout_devices: how many devices generate, where these are not the ranks themselves.
         timing: ``device`` times phases by events on the accelerator's current stream too, beside
             the host's clock: ``perf/device_time/…``. What the host waits for is then apparent.
@@ -110,7 +113,7 @@ class PerformanceEvaluator(Callback):
         peak_gb_per_s: float | None = None,
         models: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.bfloat16,
-        data_parallel_size: int | None = None,
+        data_parallel_size: Any = None,
         rollout_devices: int | None = None,
         timing: Literal["host", "device"] = "host",
     ) -> None:
@@ -126,13 +129,17 @@ class PerformanceEvaluator(Callback):
             save_path=path_or_none("save_path", save_path),
             sinks=parse_sinks(sinks),
             train_config=mapping("train_config", train_config),
-            workload=num_params if models is None else ModelCosts(cost_models("models", models)),
+            workload=num_params
+            if models is None
+            else ModelCosts(
+                cost_models("models", models, gradient_checkpointing=enable_grad_checkpoint)
+            ),
             ignore_episodes=count("ignore_episodes", ignore_episodes),
             declared=Declared(
                 dtype=dtype,
                 peak_tflops=positive_or_none("peak_tflops", peak_tflops),
                 bandwidth_gb_per_s=positive_or_none("peak_gb_per_s", peak_gb_per_s),
-                data_parallel_size=number_or_none("data_parallel_size", data_parallel_size),
+                data_parallel_size=size_or_none("data_parallel_size", data_parallel_size),
                 rollout_devices=number_or_none("rollout_devices", rollout_devices),
             ),
             close_timeout_s=positive("close_timeout_s", close_timeout_s),
@@ -144,13 +151,13 @@ class PerformanceEvaluator(Callback):
         self._tally: Tally | None = None
         self._spare_tally = Tally(self._settings.workload)
         self._ignoring = False
-        # The current fit, None outside one; and the last one, for its results.
         self._timer = DeviceTimer(timing_event) if timed_on_device(timing) else None
         has_memory = torch.accelerator.current_accelerator() is not None
         self._memory = DeviceMemory(AcceleratorMemory()) if has_memory else None
         self._probes = [probe for probe in (self._timer, self._memory) if probe is not None]
         if self._probes:
             attach(self, self._probes)
+        # The current fit, None outside one; and the last one, for its results.
         self._fit: Fit | None = None
         self._last_fit: Fit | None = None
         self._pending_overhead_s = 0.0

@@ -2,7 +2,8 @@
 
 Figures as of December 2026, from the makers' data sheets, *dense*: where a sheet gives a figure
 with 2:4 sparsity, half of it. Matrix products in float16 and bfloat16 accumulate in float32.
-A device that is not in the table is unknown, never taken for one of a similar name.
+A device that is not in the table, such as Huawei's and Google's, is unknown and will be measured;
+it is never taken for one of a similar name.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ PEAKS = (
     _peak("GB300", 8000, _BLACKWELL, half=2500, float8=5000),
     _peak("INSTINCT MI210", 1638, "AMD Instinct MI210 data sheet", half=181, float32=45.3),
     # torch sees each of the two dies as a device.
+    _peak("INSTINCT MI250", 1638, "AMD Instinct MI250 data sheet, ÷ 2", half=181, float32=45.3),
     _peak("INSTINCT MI250X", 1638, "AMD Instinct MI250X data sheet, ÷ 2", half=191.5, float32=47.9),
     _peak(
         "INSTINCT MI300X",
@@ -115,6 +117,10 @@ PEAKS = (
         float32=163.4,
         float8=2614.9,
     ),
+    _peak("INSTINCT MI350X", 8000, "AMD Instinct MI350X data sheet", half=2300, float8=4600),
+    _peak("INSTINCT MI355X", 8000, "AMD Instinct MI355X data sheet", half=2500, float8=5000),
+    _peak("GAUDI2", 2450, "Intel Gaudi 2 data sheet", half=432, float8=865),
+    _peak("GAUDI3", 3700, "Intel Gaudi 3 data sheet", half=1835, float8=1835),
 )
 
 # Words of a device's name that say nothing of its speed.

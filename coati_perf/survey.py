@@ -51,9 +51,13 @@ def device_name() -> str:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return "cpu"
-    if accelerator.type == "cuda" and torch.cuda.is_initialized():
-        return torch.cuda.get_device_name()
-    return accelerator.type
+    name = getattr(torch.get_device_module(accelerator), "get_device_name", None)
+    return str(name()) if name is not None and _is_up(accelerator) else accelerator.type
+
+
+def _is_up(accelerator: torch.device) -> bool:
+    is_initialized = getattr(torch.get_device_module(accelerator), "is_initialized", None)
+    return is_initialized is None or bool(is_initialized())
 
 
 Peaks = tuple[float | None, float | None, str | None]
@@ -73,9 +77,7 @@ def _measured_peaks(dtype: torch.dtype) -> Peaks:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return _measured("cpu", dtype)
-    if accelerator.type == "cuda" and not torch.cuda.is_initialized():
-        return None, None, None
-    return _measured(accelerator.type, dtype)
+    return _measured(accelerator.type, dtype) if _is_up(accelerator) else (None, None, None)
 
 
 @functools.cache

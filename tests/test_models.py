@@ -228,6 +228,25 @@ def test_convention_costs_and_warnings_are_in_header_and_records(measure, read_r
     assert "reward: parameters counted, since the model cannot be traced" in record.warnings[0]
 
 
+def test_checkpointing_is_that_of_the_models_that_are_configs(tmp_path, monkeypatch, read_run):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
+    config = transformers.LlamaConfig(num_attention_heads=2, **sizes)
+    for checkpointing in (False, True):
+        evaluator = PerformanceEvaluator(
+            0, 0, 0, 0, checkpointing, run_dir=tmp_path / str(checkpointing),
+            models={"actor": config}, peak_tflops=1.0,
+        )  # fmt: skip
+        with evaluator.episode(0):
+            evaluator.on_learn_batch_start()
+            evaluator.on_learn_batch_end(padded([3, 3], [4, 4]))
+        evaluator.close()
+        metrics = read_run(tmp_path / str(checkpointing)).episodes[0].metrics
+        executed = metrics[catalogue.LEARN_EXECUTED]
+        assert (executed > metrics[catalogue.LEARN_FLOP]) == checkpointing
+
+
 def test_recorded_lengths_cost_what_the_same_masks_do(tmp_path, clock, read_run, measure):
     expected = measure(padded(PROMPTS, RESPONSES)).metrics
     evaluator = PerformanceEvaluator(
@@ -249,6 +268,15 @@ def test_recorded_lengths_cost_what_the_same_masks_do(tmp_path, clock, read_run,
         assert metrics[name] == expected[name], name
     assert metrics[catalogue.GENERATE_EXECUTED] == metrics[catalogue.GENERATE_FLOP]
     assert "perf/tokens/padding_fraction" not in metrics
+
+
+def test_the_data_parallel_group_may_be_given_itself(tmp_path, read_run):
+    group = SimpleNamespace(size=lambda: 4)
+    evaluator = PerformanceEvaluator(0, 0, 0, 0, data_parallel_size=group, run_dir=tmp_path)
+    with evaluator.episode(0):
+        pass
+    evaluator.close()
+    assert read_run(tmp_path).header.machine.data_parallel_size == 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Each formula is derived anew from the project's documents or source, and covers the architectures
 that it covers there. All give the FLOP of learning, forward and backward; a forward is a third of
-it. None counts generation. How far each is from what a model executes: ``benchmarks/README.md``.
+it. Only ``coati`` counts generation. How far each is from what a model executes: ``docs/flops.md``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from coati_perf.flops.model import CostModel, NotGenerativeError, num_params
+from coati_perf.flops.model import (
+    Amount,
+    CostModel,
+    Lengths,
+    NotGenerativeError,
+    ParamCountCost,
+    answer,
+    num_params,
+)
 
 
 class ConventionError(ValueError):
@@ -55,11 +63,33 @@ class FormulaCost(CostModel):
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class CoatiCost(ParamCountCost):
+    """As ColossalChat: every new token runs over the whole prefix, as if without a KV cache."""
+
+    @property
+    def convention(self) -> str:
+        return "coati"
+
+    def generate(
+        self,
+        prompt: Lengths,
+        response: Lengths,
+        *,
+        shared_prompt: int = 1,
+        executed: bool = False,
+    ) -> Amount:
+        def generate(prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+            return self.num_params * (2 * prompts + responses - 1) * responses
+
+        return answer(generate, prompt, response, executed=executed)
+
+
 def by_convention(name: str, config: Any) -> CostModel:
     """Return what a convention reports of the model of a Hugging Face config.
 
     Args:
-        name: ``exact``, ``palm``, ``megatron``, ``verl`` or ``nemo_rl``.
+        name: ``exact``, ``coati``, ``palm``, ``megatron``, ``verl`` or ``nemo_rl``.
         config: a ``transformers.PretrainedConfig``.
 
     Raises:
@@ -73,6 +103,11 @@ def by_convention(name: str, config: Any) -> CostModel:
         message = f"there is no convention {name!r}; expected one of {known}"
         raise ConventionError(message)
     return formula(config)
+
+
+def _coati(config: Any) -> CostModel:
+    """2 FLOP per parameter and token, 6 in learning; see ``ParamCount``."""
+    return CoatiCost(num_params(config))
 
 
 def _palm(config: Any) -> CostModel:
@@ -167,6 +202,7 @@ def _nemo_rl(config: Any) -> CostModel:
 
 
 _FORMULAS: Mapping[str, Callable[[Any], CostModel]] = {
+    "coati": _coati,
     "palm": _palm,
     "megatron": _megatron,
     "verl": _verl,

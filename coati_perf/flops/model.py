@@ -89,7 +89,7 @@ class CostModel(abc.ABC):
 
     @staticmethod
     def by_convention(name: str, config: Any) -> CostModel:
-        """Return what ``palm``, ``megatron``, ``verl`` or ``nemo_rl`` would report of a model.
+        """Return what ``coati``, ``palm``, ``megatron``, ``verl`` or ``nemo_rl`` would report.
 
         Raises:
             ConventionError: there is no such convention, or it doesn't cover this architecture.
@@ -127,20 +127,20 @@ class CostModel(abc.ABC):
 
     def forward(self, length: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of a forward with the logits of every token: scoring."""
-        return _answer(self._forward, length, executed=executed)
+        return answer(self._forward, length, executed=executed)
 
     def forward_backward(self, length: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of a forward and the backward of what is not frozen: learning."""
         work = self._executed_forward_backward if executed else self._forward_backward
-        return _answer(work, length, executed=executed)
+        return answer(work, length, executed=executed)
 
     def prefill(self, length: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of filling the KV cache with a prompt, with the logits of its last token."""
-        return _answer(self._prefill, length, executed=executed)
+        return answer(self._prefill, length, executed=executed)
 
     def decode(self, context: Lengths, new_tokens: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of ``new_tokens`` decode steps, the first with ``context`` tokens in the cache."""
-        return _answer(self._decode, context, new_tokens, executed=executed)
+        return answer(self._decode, context, new_tokens, executed=executed)
 
     def generate(
         self,
@@ -160,7 +160,7 @@ class CostModel(abc.ABC):
             steps = (responses - 1).clamp(min=0)
             return self._prefill(prompts) / shared_prompt + self._decode(prompts, steps)
 
-        return _answer(generate, prompt, response, executed=executed)
+        return answer(generate, prompt, response, executed=executed)
 
     def forward_bytes(self, length: Lengths) -> float:
         """Bytes to and from device memory of a forward over one batch; see ``Memory``."""
@@ -371,9 +371,10 @@ def num_params(model: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _answer(function: Callable[..., torch.Tensor], *lengths: Lengths, executed: bool) -> Amount:
+def answer(function: Callable[..., torch.Tensor], *lengths: Lengths, executed: bool) -> Amount:
+    """Return a function's value for each sequence; with ``executed``, as long as the longest."""
     tensors = torch.broadcast_tensors(*(to_tensor(length) for length in lengths))
     if executed and tensors[0].numel():
         tensors = tuple(tensor.max().expand_as(tensor) for tensor in tensors)
-    answer = function(*tensors)
-    return answer.item() if answer.dim() == 0 else answer
+    value = function(*tensors)
+    return value.item() if value.dim() == 0 else value

@@ -34,7 +34,7 @@ class Passes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._device = next(model.parameters()).device
+        self._device = next((p.device for p in model.parameters()), torch.device("meta"))
         self._masked: dict[Pass, bool] = {}
         self.training = functools.cache(functools.partial(self._run, self._training))
         self.generation = functools.cache(functools.partial(self._run, self._generation))

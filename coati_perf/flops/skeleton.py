@@ -11,8 +11,8 @@ from torch import nn
 
 from coati_perf.flops import attention
 
-_COMPILED_CHILD = "_orig_mod"  # the prefix that torch.compile is documented to put into state dicts
-
+# The one child of a wrapper: as torch.compile and FSDP name it in state dicts, and DDP in public.
+_COMPILED, _FSDP, _DDP = "_orig_mod", "_fsdp_wrapped_module", "module"
 
 ALTERNATIVES = "Give CostModel.custom(forward=…, …) or CostModel.from_num_params(n) instead"
 
@@ -40,7 +40,7 @@ def skeleton_of(
     """
     if isinstance(model, nn.Module):
         inner = unwrap(model)
-        bare = _rebuilt(inner, device) if _is_sharded(inner) else _copied(inner, device)
+        bare = _rebuilt(model, inner, device) if _is_sharded(model) else _copied(inner, device)
     else:
         bare = _built(model, device)
     _make_countable(bare)
@@ -56,11 +56,11 @@ def config_fields(model: Any) -> dict[str, Any]:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Take off DDP, FSDP (the first) and ``torch.compile``."""
+    """Take off DDP, FSDP and ``torch.compile``."""
     while len(children := dict(module.named_children())) == 1:
         ((name, child),) = children.items()
-        # A compiled model passes on the attributes of the one inside it.
-        if name != _COMPILED_CHILD and (name != "module" or hasattr(module, "config")):
+        # A model's own child may be called "module", but a model has a config.
+        if name not in (_COMPILED, _FSDP) and (name != _DDP or hasattr(module, "config")):
             break
         module = child
     return module
@@ -115,28 +115,29 @@ def _copied(module: nn.Module, device: str) -> nn.Module:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    return any(
-        hasattr(parameter, "full_tensor") or getattr(parameter, "_is_flat_param", False)
-        for parameter in module.parameters()
-    ) or any("_fsdp_wrapped_module" in name for name, _ in module.named_modules())
+    """Say whether a module is under FSDP, the first or the second."""
+    return any(hasattr(parameter, "full_tensor") for parameter in module.parameters()) or any(
+        _FSDP in name for name, _ in module.named_modules()
+    )
 
 
-def _rebuilt(module: nn.Module, device: str) -> nn.Module:
+def _rebuilt(sharded: nn.Module, inner: nn.Module, device: str) -> nn.Module:
     """Build a sharded Hugging Face model anew from its config; a shard has lost the shapes."""
-    config = getattr(module, "config", None)
-    if config is None:
+    # FSDP's second version puts a class of its own in front of the model's.
+    kind = next(kind for kind in type(inner).__mro__ if not kind.__name__.startswith("FSDP"))
+    build = getattr(kind, "_from_config", None)
+    if build is None:
         message = (
-            f"{type(module).__name__} is sharded, and has no Hugging Face config to build it anew"
-            " from. Make the cost model before you wrap the model in FSDP"
+            f"{kind.__name__} is sharded, and is no Hugging Face model that could be built anew"
+            " from its config. Make the cost model before you wrap the model in FSDP"
         )
         raise UntraceableModelError(message)
-    plain = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     attention.register()
     with torch.device(device):
-        rebuilt: nn.Module = plain._from_config(copy.deepcopy(config), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+        rebuilt: nn.Module = build(copy.deepcopy(inner.config), dtype=torch.bfloat16)
     frozen = {
-        name.replace("_fsdp_wrapped_module.", "")
-        for name, parameter in module.named_parameters()
+        name.replace(f"{_FSDP}.", "").replace(f"{_COMPILED}.", "")
+        for name, parameter in sharded.named_parameters()
         if not parameter.requires_grad
     }
     for name, parameter in rebuilt.named_parameters():
@@ -164,10 +165,8 @@ def _make_countable(module: nn.Module) -> None:
 
 def _switch_checkpointing(module: nn.Module, *, on: bool) -> None:
     action = "enable" if on else "disable"
-    switches = (
-        f"activation_checkpointing_{action}",
-        f"gradient_checkpointing_{action}",
-    )  # new, old
+    # The new name and the old one.
+    switches = (f"activation_checkpointing_{action}", f"gradient_checkpointing_{action}")
     for child in module.modules():
         for switch in switches:
             if hasattr(child, switch):

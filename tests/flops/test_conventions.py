@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from coati_perf.cost import ParamCount
 from coati_perf.flops import ConventionError, CostModel, NotGenerativeError
 from coati_perf.flops.model import num_params
 from published_configs import published_configs
@@ -58,6 +59,15 @@ def test_where_a_convention_is_right_it_agrees_with_the_exact_count():
     pairs = 6 * 4 * 4 * 2 * 20
     megatron = CostModel.by_convention("megatron", config).forward_backward(1000)
     assert exact - megatron == pairs * (1000 * 1001 - 1000**2) / 2
+
+
+def test_coatis_convention_is_that_of_the_evaluators_parameter_counts():
+    config = configs()["Llama (GQA)"]
+    count = num_params(config)
+    theirs, cost = ParamCount(count, 0, 0, 0), CostModel.by_convention("coati", config)
+    assert cost.generate([5, 7], [3, 0]).tolist() == [theirs.generate(1, 5, 3), 0]
+    assert cost.forward(9) == theirs.score(1, 9)
+    assert cost.forward_backward(9) == theirs.learn(1, 9)
 
 
 @pytest.mark.parametrize("convention", ["palm", "megatron", "verl", "nemo_rl"])

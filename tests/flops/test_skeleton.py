@@ -66,6 +66,20 @@ def test_fsdp_is_taken_off_and_frozen_weights_stay_frozen(process_group):
     assert same(CostModel.traced(model), expected)
 
 
+def test_fsdps_first_version_is_taken_off(process_group):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    model = half_frozen(llama())
+    expected = CostModel.traced(model)
+    wrapped = FullyShardedDataParallel(
+        model,
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+    )
+    assert same(CostModel.traced(wrapped), expected)
+
+
 def test_a_sharded_module_without_a_config_is_refused(process_group):
     from torch.distributed.fsdp import fully_shard
 
