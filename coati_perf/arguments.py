@@ -53,7 +53,7 @@ def number_or_none(name: str, value: SupportsIndex | None) -> int | None:
 
 def size_or_none(name: str, value: Any) -> int | None:
     """Return a number, or the size of a process group or device mesh; None as None, or raise."""
-    size = getattr(value, "size", None)
+    size: Any = getattr(value, "size", None)
     return number_or_none(name, size() if callable(size) else value)
 
 
