@@ -53,8 +53,9 @@ def number_or_none(name: str, value: SupportsIndex | None) -> int | None:
 
 def size_or_none(name: str, value: Any) -> int | None:
     """Return a number, or the size of a process group or device mesh; None as None, or raise."""
-    size: Any = getattr(value, "size", None)
-    return number_or_none(name, size() if callable(size) else value)
+    if hasattr(value, "size"):
+        value = value.size()
+    return number_or_none(name, value)
 
 
 def cost_models(
