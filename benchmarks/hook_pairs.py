@@ -32,9 +32,10 @@ class Hooks(Protocol):
     def on_learn_batch_end(self, experience: Any) -> None: ...
 
 
-def experience() -> SimpleNamespace:
+def experience(*, masked: bool = False) -> SimpleNamespace:
     """Return what ColossalChat's toy trainer makes: 4 samples, 24 prompt tokens and 40 actions."""
     return SimpleNamespace(
+        attention_mask=torch.ones(4, 64, dtype=torch.long) if masked else None,
         sequences=torch.zeros(4, 64, dtype=torch.long),
         action_mask=torch.ones(4, 40, dtype=torch.bool),
     )
@@ -48,6 +49,9 @@ def compare(folder: Path, *, calls: int, rounds: int, episodes: int) -> Iterator
     seed.on_episode_start(0)
     for name, loop in (("learn pair", _learn), ("make-experience pair", _make_experience)):
         yield _pair(name, loop(ours), loop(seed), calls, rounds)
+        # Each call launches a sum, and keeps its result until the episode's end.
+        masked = loop(ours, masked=True)
+        yield _pair(f"{name}, real lengths from masks", masked, loop(seed), calls // 50, rounds)
     ours.on_episode_end(0)
     ours.on_fit_end()
 
@@ -67,8 +71,9 @@ def _pair(name: str, ours: Loop, seed: Loop, calls: int, rounds: int) -> Compari
     return Comparison(name, figures["ours"], PEER, figures["seed"], aim=AIM)
 
 
-def _learn(hooks: Hooks) -> Loop:
-    start, end, batch = hooks.on_learn_batch_start, hooks.on_learn_batch_end, experience()
+def _learn(hooks: Hooks, *, masked: bool = False) -> Loop:
+    start, end = hooks.on_learn_batch_start, hooks.on_learn_batch_end
+    batch = experience(masked=masked)
 
     def loop(calls: int) -> None:
         for _ in range(calls):
@@ -78,8 +83,9 @@ def _learn(hooks: Hooks) -> Loop:
     return loop
 
 
-def _make_experience(hooks: Hooks) -> Loop:
-    start, end, batch = hooks.on_make_experience_start, hooks.on_make_experience_end, experience()
+def _make_experience(hooks: Hooks, *, masked: bool = False) -> Loop:
+    start, end = hooks.on_make_experience_start, hooks.on_make_experience_end
+    batch = experience(masked=masked)
 
     def loop(calls: int) -> None:
         for _ in range(calls):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,12 +25,12 @@ class LengthLog:
     __slots__ = ("_learned", "_made")
 
     def __init__(self) -> None:
-        self._made: list[torch.Tensor] = []
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._learned: list[torch.Tensor] = []
 
     def add_made(self, total: torch.Tensor, response: torch.Tensor) -> None:
         """Note a batch of experience, by the tokens of each sequence and of its response."""
-        self._made.append(torch.stack((total, response)))
+        self._made.append((total, response))
 
     def add_learned(self, total: torch.Tensor) -> None:
         """Note a batch learned from, by the tokens of each sequence."""
@@ -40,9 +41,9 @@ class LengthLog:
         if not self._made and not self._learned:
             return None
         captured = CapturedLengths(
-            made=[_to_host(tensor) for tensor in self._made],
-            learned=[_to_host(tensor) for tensor in self._learned],
-            events=_events((*self._made, *self._learned)),
+            made=[(_to_host(total), _to_host(response)) for total, response in self._made],
+            learned=[_to_host(total) for total in self._learned],
+            events=_events((*itertools.chain.from_iterable(self._made), *self._learned)),
         )
         self.clear()
         return captured
@@ -56,7 +57,7 @@ class LengthLog:
 class CapturedLengths(msgspec.Struct, frozen=True):
     """Lengths on their way to the host, there once the ``events`` have come."""
 
-    made: list[torch.Tensor]
+    made: list[tuple[torch.Tensor, torch.Tensor]]
     learned: list[torch.Tensor]
     events: list[torch.Event]
 
@@ -65,11 +66,12 @@ class CapturedLengths(msgspec.Struct, frozen=True):
         for event in self.events:
             event.synchronize()
         total: Amounts = collections.defaultdict(float)
-        for tensor in self.made:
-            tokens, responses = tensor.to(torch.float64)
-            catalogue.merge(total, made_amounts(workload, tokens - responses, responses))
-        for tensor in self.learned:
-            catalogue.merge(total, learned_amounts(workload, tensor.to(torch.float64)))
+        for tokens, response in self.made:
+            responses = response.to(torch.float64)
+            prompts = tokens.to(torch.float64) - responses
+            catalogue.merge(total, made_amounts(workload, prompts, responses))
+        for tokens in self.learned:
+            catalogue.merge(total, learned_amounts(workload, tokens.to(torch.float64)))
         return total
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -196,36 +197,42 @@ def test_a_ragged_batch_is_decoded_until_its_last_sequence_is_done():
     assert moved == 2 * (both + 2 * alone + per_position * (keys + 4))
 
 
-def trace_and_say(barrier, folder, said):
-    import coati_perf.flops.traced as module
+RANK = """
+import sys, time
+from pathlib import Path
+import coati_perf.flops.traced as module
+from coati_perf.flops import CostModel
+from transformers import LlamaConfig
 
-    os.environ["COATI_PERF_CACHE"] = folder
-    real = module._trace_on
+folder = Path(sys.argv[1])
+real = module._trace_on
 
-    def counting(*arguments, **options):
-        said.put("traced")
-        return real(*arguments, **options)
+def counting(*arguments, **options):
+    (folder / f"traced-{sys.argv[2]}").touch()
+    return real(*arguments, **options)
 
-    module._trace_on = counting
-    barrier.wait()
-    said.put(CostModel.traced(CONFIG).forward(100))
+module._trace_on = counting
+(folder / f"ready-{sys.argv[2]}").touch()
+while len(list(folder.glob("ready-*"))) < 4:
+    time.sleep(0.001)
+config = LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=50)
+print(CostModel.traced(config).forward(100))
+"""
 
 
 def test_ranks_that_start_together_trace_once(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    barrier, said = context.Barrier(4), context.Queue()
     ranks = [
-        context.Process(target=trace_and_say, args=(barrier, str(tmp_path / "shared"), said))
-        for _ in range(4)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path), str(rank)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
     ]
-    for rank in ranks:
-        rank.start()
-    answers = [said.get(timeout=120) for _ in range(5)]
-    for rank in ranks:
-        rank.join()
-    assert answers.count("traced") == 1
-    answers.remove("traced")
-    assert answers == [CostModel.traced(CONFIG).forward(100)] * 4
+    answers = {rank.communicate(timeout=120)[0] for rank in ranks}
+    assert [rank.returncode for rank in ranks] == [0, 0, 0, 0]
+    assert len(answers) == 1
+    assert len(list(tmp_path.glob("traced-*"))) == 1
 
 
 def test_the_second_use_reads_the_first_ones_trace(monkeypatch):
