@@ -20,9 +20,8 @@ Amounts = dict[str, float]
 class Workload(Protocol):
     """Answers what a batch costs, as amounts of the metrics of the catalogue.
 
-    ``padded_…`` is asked on the training thread once per distinct shape, so it must be quick;
-    ``real_…`` on a background thread, with float64 tensors of the lengths of one batch. What is
-    in one of them is not in the other.
+    Asked on a background thread: ``padded_…`` once per distinct shape, ``real_…`` with float64
+    tensors of the lengths of one batch. What is in one of them is not in the other.
     """
 
     @property

@@ -25,6 +25,7 @@ from coati_perf.arguments import (
     positive_or_none,
     size_or_none,
 )
+from coati_perf.batches import experience_counts, given_lengths, mask_lengths
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
 from coati_perf.cost import ModelCosts, ParamCount
@@ -32,13 +33,12 @@ from coati_perf.device_memory import AcceleratorMemory, DeviceMemory
 from coati_perf.device_timer import DeviceTimer, timed_on_device, timing_event
 from coati_perf.errors import current_error_id, describe_error, error_since
 from coati_perf.fit import Fit, FitSettings
-from coati_perf.lengths import given_lengths, mask_lengths
 from coati_perf.phase import Phase, Phases
 from coati_perf.probes import attach
 from coati_perf.record import EpisodeRecord
 from coati_perf.sinks import Sink, parse_sinks
 from coati_perf.survey import Declared
-from coati_perf.tally import Tally, experience_amounts, recorded_amounts
+from coati_perf.tally import Tally, recorded_amounts
 
 _logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class PerformanceEvaluator(Callback):
         self._warned: set[str] = set()
         # The tally of the episode being measured; None outside one and in an ignored one.
         self._tally: Tally | None = None
-        self._spare_tally = Tally(self._settings.workload)
+        self._spare_tally = Tally()
         self._ignoring = False
         self._timer = DeviceTimer(timing_event) if timed_on_device(timing) else None
         has_memory = torch.accelerator.current_accelerator() is not None
@@ -272,7 +272,7 @@ class PerformanceEvaluator(Callback):
             if mask is None:
                 self._count_without_mask(tally, experience)
             elif lengths is None and getattr(experience, "attention_mask", None) is None:
-                tally.experiences[experience.sequences.shape, mask.shape].calls += 1
+                tally.batches.experiences[experience.sequences.shape, mask.shape].calls += 1
             else:
                 _count_made(tally, experience, lengths)
             tally.overhead_s += clock() - now
@@ -326,9 +326,9 @@ class PerformanceEvaluator(Callback):
                 _count_learned(tally, experience, lengths)
             else:
                 if shape != tally.learn_shape:  # comparing takes 27 ns, looking up 46 ns
-                    tally.learn_kind = tally.learned[shape]
+                    tally.learn_count = tally.batches.learned[shape]
                     tally.learn_shape = shape
-                tally.learn_kind.calls += 1
+                tally.learn_count.calls += 1
             tally.overhead_s += clock() - now
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_end", error)
@@ -463,7 +463,7 @@ class PerformanceEvaluator(Callback):
     def _count_without_mask(self, tally: Tally, experience: Any) -> None:
         self._fault("action_mask is None: the FLOP of generation are unknown and left out")
         batch, length = experience.sequences.shape
-        tally.add(experience_amounts(batch, length))
+        tally.add(experience_counts(batch, length))
         tally.add(self._settings.workload.padded_scoring(batch, length))
 
     def _fault(
@@ -489,8 +489,7 @@ def _count_made(tally: Tally, experience: Any, lengths: tuple[Any, Any] | None) 
     else:
         total = mask_lengths("attention_mask", experience.attention_mask, shape)
         response = actions.sum(-1)
-    tally.masked_experiences[shape, actions.shape].calls += 1
-    tally.lengths.add_made(total, response)
+    tally.batches.add_made(shape, actions.shape, total, response)
 
 
 def _count_learned(tally: Tally, experience: Any, lengths: Any) -> None:
@@ -500,8 +499,7 @@ def _count_learned(tally: Tally, experience: Any, lengths: Any) -> None:
         total = given_lengths("lengths", lengths, shape[0])
     else:
         total = mask_lengths("attention_mask", experience.attention_mask, shape)
-    tally.masked_learned[shape].calls += 1
-    tally.lengths.add_learned(total)
+    tally.batches.add_learned(shape, total)
 
 
 def _items(lengths: Sequence[int] | None) -> Sequence[int]:

@@ -12,14 +12,14 @@ from coati_perf.cost import Workload
 from coati_perf.device_timer import Timing
 from coati_perf.errors import describe_error
 from coati_perf.exchange import choose_exchange
-from coati_perf.lengths import UnresolvedRow
 from coati_perf.record import EpisodeRecord
-from coati_perf.row import Departure, Row
+from coati_perf.row import Departure
 from coati_perf.run import Run
 from coati_perf.sender import Sender
 from coati_perf.sinks import SinkSource
 from coati_perf.survey import Declared
 from coati_perf.tally import Tally
+from coati_perf.unresolved import UnresolvedRow
 
 # How long a failed rank waits until its rows are sent: its exception must be seen at once.
 _FAILED_GRACE_S = 1.0
@@ -69,10 +69,7 @@ class Fit:
     def hand_over(self, tally: Tally, now: float, timings: list[Timing]) -> None:
         """Pass on a finished episode, with the device's times that are yet to be read."""
         row = tally.row(self._exchange.rank, self._sequence, now)
-        lengths = tally.lengths.take()
-        message: Row | UnresolvedRow = row
-        if lengths is not None or timings:
-            message = UnresolvedRow(row, lengths, self._workload, timings)
+        message = UnresolvedRow(row, tally.batches.take(), self._workload, timings)
         self._sequence += 1
         if self._run is not None:
             self._run.recorder.put(message)

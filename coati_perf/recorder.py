@@ -14,10 +14,10 @@ import msgspec
 from coati_perf.evidence import write_evidence
 from coati_perf.exchange.base import Exchange
 from coati_perf.journal import JournalWriter
-from coati_perf.lengths import UnresolvedRow
 from coati_perf.record import EpisodeRecord, Failure, Header, JournalLine, Summary
 from coati_perf.reduce import reduce_rows
 from coati_perf.row import Departure, Row, decode_departure, decode_row
+from coati_perf.unresolved import UnresolvedRow
 
 _logger = logging.getLogger(__name__)
 

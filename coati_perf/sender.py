@@ -7,30 +7,27 @@ import queue
 import threading
 
 from coati_perf.exchange.base import Exchange
-from coati_perf.lengths import UnresolvedRow
-from coati_perf.row import Departure, Row, encode
+from coati_perf.row import Departure, encode
+from coati_perf.unresolved import UnresolvedRow
 
 _logger = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends rows in order: at once, or once their real lengths are read, on a thread of its own.
+    """Sends rows in order, each once it is resolved, on a thread that begins with the first one.
 
-    The thread begins with the first row that needs it. Calls are on the training thread and do
-    not wait, but for ``depart``, which waits for the rows before it, ``timeout`` seconds at most.
+    Calls are on the training thread and do not wait, but for ``depart``, which waits for the rows
+    before it, ``timeout`` seconds at most.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._inbox: queue.SimpleQueue[Row | UnresolvedRow | threading.Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[UnresolvedRow | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def send(self, row: Row | UnresolvedRow) -> None:
+    def send(self, row: UnresolvedRow) -> None:
         """Send a row after all rows before it."""
         if self._thread is None:
-            if isinstance(row, Row):
-                self._exchange.send(row.sequence, encode(row))
-                return
             self._thread = threading.Thread(target=self._run, name="coati_perf-sender", daemon=True)
             self._thread.start()
         self._inbox.put(row)
@@ -38,9 +35,9 @@ class Sender:
     def depart(self, departure: Departure, *, failed: bool, timeout: float) -> None:
         """Say that a row, or any more, will not come."""
         if self._thread is not None:
-            done = threading.Event()
-            self._inbox.put(done)
-            done.wait(timeout)
+            sent = threading.Event()
+            self._inbox.put(sent)
+            sent.wait(timeout)
         self._exchange.depart(encode(departure), failed=failed)
 
     def _run(self) -> None:
@@ -50,7 +47,7 @@ class Sender:
                 message.set()
                 continue
             try:
-                row = message.resolve() if isinstance(message, UnresolvedRow) else message
+                row = message.resolve()
                 self._exchange.send(row.sequence, encode(row))
             except Exception as error:  # noqa: BLE001 - this thread must outlive any fault
                 _logger.warning("a row was not sent (%s); training goes on", error)

@@ -49,7 +49,8 @@ _FLUSH_TIMEOUT_S = 2.0
 class StoreExchange:
     """Rows under ``row/<sequence>/<rank>``, departures under ``departed/<rank>``.
 
-    The client is used by the training thread alone, or on rank 0 by the recorder alone.
+    The client is used by the sender's thread, and by the training thread when that has nothing
+    more to send; on rank 0 by the recorder alone.
     """
 
     name = "store"
