@@ -61,7 +61,7 @@ def run(folder: Path) -> dict[str, Any]:
     evaluator.close()
     segment = read_journal(folder / "run").segments[-1]
     record, machine = segment.episodes[-1], segment.header.machine
-    device_s = record.metrics["perf/device_time/learn_s"]
+    device_s = record.metrics["perf/device/learn_s"]
     return {
         "device": segment.header.device,
         "torch": torch.__version__,
@@ -71,7 +71,7 @@ def run(folder: Path) -> dict[str, Any]:
         "device_s": device_s,
         "device_time_error": device_s / own_s - 1,
         "own_mfu": FLOP / own_s / 1e12 / (machine.peak_tflops or float("nan")),
-        "mfu": record.metrics["perf/device_mfu/learn"],
+        "mfu": record.metrics["perf/device/learn_mfu"],
         "host_s": record.metrics["perf/time/learn_s"],
         "faults": record.faults,
         "memory": {k: v for k, v in record.metrics.items() if k.startswith("perf/memory/")},

@@ -215,7 +215,7 @@ def _speeds(phase: str, flop: str, seconds: str, devices: Devices) -> tuple[Rati
 
 def device_time(phase: str) -> str:
     """Return the name of the metric of the device's seconds in ``phase``."""
-    return f"perf/device_time/{phase}_s"
+    return f"perf/device/{phase}_s"
 
 
 def memory_peaks(phase: str) -> tuple[str, str, str]:
@@ -473,7 +473,7 @@ CATALOGUE = _by_name(
         *(metric for phase in _PHASE_MEANINGS for metric in _device_metrics(phase)),
         *(
             Ratio(
-                name=f"perf/device_mfu/{phase}",
+                name=f"perf/device/{phase}_mfu",
                 unit="of peak",
                 numerator=f"perf/flops/{phase}",
                 denominator=device_time(phase),

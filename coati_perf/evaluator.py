@@ -86,7 +86,7 @@ class PerformanceEvaluator(Callback):
             number, or the ``ProcessGroup`` or ``DeviceMesh`` that a rank is data-parallel in.
         rollout_devices: how many devices generate, where these are not the ranks themselves.
         timing: ``device`` times phases by events on the accelerator's current stream too, beside
-            the host's clock: ``perf/device_time/…``. What the host waits for is then apparent.
+            the host's clock: ``perf/device/…``. What the host waits for is then apparent.
 
     Raises (here, and in ``on_fit_start`` for what only then can be known):
         TypeError, ValueError: an argument is not of the kind described above.

@@ -94,9 +94,9 @@ def test_device_times_are_those_between_events_and_no_hook_waits(
     evaluator.close()
     for record in read_run().episodes:
         assert record.metrics["perf/time/generate_s"] == 1.0
-        assert record.metrics["perf/device_time/generate_s"] == 3.5
-        assert record.metrics["perf/device_time/make_experience_s"] == 3.5
-        assert record.metrics["perf/device_time/learn_s"] == 1.0
+        assert record.metrics["perf/device/generate_s"] == 3.5
+        assert record.metrics["perf/device/make_experience_s"] == 3.5
+        assert record.metrics["perf/device/learn_s"] == 1.0
         assert record.faults == {}
     assert device.waited == 2 * (2 + 1 + 4)
 
@@ -138,7 +138,7 @@ def test_a_probe_that_raises_is_one_fault_and_sees_no_more(
     evaluator.close()
     record = read_run().episodes[0]
     assert record.faults == {"DeviceMemory: RuntimeError: no statistics": 1}
-    assert record.metrics["perf/device_time/learn_s"] == 0.0
+    assert record.metrics["perf/device/learn_s"] == 0.0
 
 
 def test_a_phase_whose_end_is_missing_spoils_no_later_one(evaluator, device, read_run):
@@ -150,7 +150,7 @@ def test_a_phase_whose_end_is_missing_spoils_no_later_one(evaluator, device, rea
         device.now_ms += 10
     evaluator.on_episode_end(1)
     evaluator.close()
-    assert read_run().episodes[1].metrics["perf/device_time/generate_s"] == 0.01
+    assert read_run().episodes[1].metrics["perf/device/generate_s"] == 0.01
 
 
 def test_phases_left_open_inside_another_end_with_it():
