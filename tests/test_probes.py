@@ -11,6 +11,7 @@ import torch
 from coati_perf import PerformanceEvaluator
 from coati_perf import evaluator as evaluator_module
 from coati_perf.device_memory import DeviceMemory
+from coati_perf.device_timer import DeviceTimer, device_seconds
 
 
 class Device:
@@ -169,3 +170,14 @@ def test_phases_left_open_inside_another_end_with_it():
 def test_device_times_are_refused_where_there_are_none(timing):
     with pytest.raises(ValueError, match=f"timing is '{timing}'"):
         PerformanceEvaluator(1, 1, 1, 1, timing=timing)
+
+
+def test_a_phase_left_open_inside_another_is_not_timed():
+    device = Device()
+    timer = DeviceTimer(device.event)
+    timer.enter("learn")
+    device.now_ms += 1000
+    timer.enter("learn/score")
+    device.now_ms += 500
+    timer.leave("learn")
+    assert device_seconds(timer.take()) == {"perf/device/learn_s": 1.5}
