@@ -150,6 +150,14 @@ def test_real_lengths_of_all_ranks_are_summed(fork, read_run, ranks):
         assert metrics["perf/flops/learn_executed"] == 3 * 2 * 81 * ranks
 
 
+def test_ranks_that_never_end_their_fit_lose_nothing(fork, read_run):
+    ended = fork(2, "never_closed")
+    assert ended.status == 0, ended.stderr
+    run = read_run()
+    assert [record.episode for record in run.episodes] == [0, 1, 2]
+    assert [record.ranks_missing for record in run.episodes] == [[], [], []]
+
+
 def test_rows_on_their_way_are_sent_before_a_failure_is(fork, read_run):
     ended = fork(2, "crash_with_real_lengths")
     assert "ValueError: boom" in ended.stderr

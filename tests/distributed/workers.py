@@ -470,6 +470,20 @@ def real_lengths(rank):
                 learn(evaluator, made, training_step)
 
 
+def never_closed(rank):
+    """No rank ends its fit, and rank 1 comes to its exit right after its last episode."""
+    rank.join()
+    slow = CostModel.custom(forward=lambda length: time.sleep(0.05) or length)
+    evaluator = rank.evaluator(models={"critic": slow})
+    evaluator.on_fit_start()
+    for episode in range(3):
+        made = masked_experience([rank.number + 2, 9])
+        with episode_of(evaluator, episode):
+            collect(evaluator, made)
+    if rank.number == 0:
+        until_recorded(evaluator, 2)
+
+
 def crash_with_real_lengths(rank):
     """Rank 1 raises in its second episode, when the lengths of its first are just on their way."""
     rank.join()
