@@ -42,7 +42,8 @@ class Fit:
     """Hands rows to the recorder on rank 0, and to the exchange on the other ranks.
 
     Opening one raises OutputError where rank 0 cannot write. Every call is on the training
-    thread and does not wait, but for ``close`` on rank 0, which waits ``close_timeout_s`` at most.
+    thread and does not wait, but for ``close``, which waits ``close_timeout_s`` at most, and a
+    failure on another rank than 0, which waits a second at most for the rows before it.
     """
 
     def __init__(self, settings: FitSettings) -> None:

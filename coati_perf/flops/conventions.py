@@ -124,29 +124,16 @@ def _palm(config: Any) -> CostModel:
 def _megatron(config: Any) -> CostModel:
     """Matrix products of the layers and the logits; causal attention is half of the square.
 
-    The router and the embedding are left out; a norm of MLA's low ranks counts 1.
+    The router and the embedding are left out; the norms of MLA's low ranks count 1 a position.
     Source: Megatron-LM, ``megatron/training/training.py``, num_floating_point_operations.
     """
     _refuse_unless("megatron", config, (*_DENSE, *_MOE, *_MLA))
-    hidden, heads, layers = _sizes(config)
+    layers = config.num_hidden_layers
+    projections, products = _attention(config)
     if config.model_type in _MLA:
-        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        q_rank = config.q_lora_rank
-        query = (
-            hidden * heads * key_dim if q_rank is None else q_rank * (hidden + heads * key_dim + 1)
-        )
-        expanded = heads * (config.qk_nope_head_dim + config.v_head_dim)
-        projections = (
-            query
-            + config.kv_lora_rank * (hidden + expanded + 1)
-            + hidden * config.qk_rope_head_dim
-            + heads * config.v_head_dim * hidden
-        )
-        products = heads * (key_dim + config.v_head_dim)
-    else:
-        projections = _projections(config)
-        products = 2 * heads * _head_dim(config)
-    weights = layers * projections + _mlp(config, router=False) + hidden * config.vocab_size
+        projections += config.kv_lora_rank + (config.q_lora_rank or 0)
+    head = config.hidden_size * config.vocab_size
+    weights = layers * projections + _mlp(config, router=False) + head
     return FormulaCost("megatron", _name(config), 6 * weights, 6 * layers * products / 2)
 
 
@@ -158,21 +145,10 @@ def _verl(config: Any) -> CostModel:
     """
     covered = ("llama", "qwen2", "qwen3", "mistral", "qwen2_moe", "qwen3_moe", "deepseek_v3")
     _refuse_unless("verl", config, (*covered, "gemma3_text", "gpt_oss"))
-    hidden, heads, layers = _sizes(config)
-    if config.model_type in _MLA:
-        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        q_rank = config.q_lora_rank
-        projections = (
-            (hidden * heads * key_dim if q_rank is None else q_rank * (hidden + heads * key_dim))
-            + hidden * (config.kv_lora_rank + config.qk_rope_head_dim)
-            + heads * (config.qk_nope_head_dim + config.v_head_dim) * config.kv_lora_rank
-            + heads * config.v_head_dim * hidden
-        )
-        products = heads * (key_dim + config.v_head_dim)
-    else:
-        projections = _projections(config)
-        products = 2 * heads * _head_dim(config)
-    weights = layers * projections + _mlp(config, router=True) + 2 * hidden * config.vocab_size
+    layers = config.num_hidden_layers
+    projections, products = _attention(config)
+    embeddings = 2 * config.hidden_size * config.vocab_size
+    weights = layers * projections + _mlp(config, router=True) + embeddings
     per_layer = 6 * products / 2
     sliding = 0
     if config.model_type in ("gemma3_text", "gpt_oss"):
@@ -187,18 +163,15 @@ def _nemo_rl(config: Any) -> CostModel:
     Source: NeMo-RL, ``nemo_rl/utils/flops_formulas.py`` (llama, qwen2, qwen3, deepseekv3).
     """
     _refuse_unless("nemo_rl", config, ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3"))
+    hidden, layers = config.hidden_size, config.num_hidden_layers
     if config.model_type in _MLA:
-        megatron = _megatron(config)
-        assert isinstance(megatron, FormulaCost)
-        # The same, but for the norms of the low ranks.
-        norms = config.kv_lora_rank + (config.q_lora_rank or 0)
-        per_token = megatron.per_token - 6 * config.num_hidden_layers * norms
-        return dataclasses.replace(megatron, name="nemo_rl", per_token=per_token)
-    hidden, heads, layers = _sizes(config)
-    groups = heads if config.model_type == "qwen2" else config.num_key_value_heads
-    projections = hidden * hidden * (2 + 2 * groups / heads)
+        projections, products = _attention(config)
+    else:
+        heads = config.num_attention_heads
+        groups = heads if config.model_type == "qwen2" else config.num_key_value_heads
+        projections, products = hidden * hidden * (2 + 2 * groups / heads), 2 * hidden
     weights = layers * projections + _mlp(config, router=False) + hidden * config.vocab_size
-    return FormulaCost("nemo_rl", _name(config), 6 * weights, 6 * layers * hidden)
+    return FormulaCost("nemo_rl", _name(config), 6 * weights, 6 * layers * products / 2)
 
 
 _FORMULAS: Mapping[str, Callable[[Any], CostModel]] = {
@@ -228,19 +201,26 @@ def _name(config: Any) -> str:
     return type(config).__name__
 
 
-def _sizes(config: Any) -> tuple[int, int, int]:
-    return config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-
-
 def _head_dim(config: Any) -> int:
     head_dim = getattr(config, "head_dim", None)
     return int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
-def _projections(config: Any) -> int:
-    """Return the weights of a layer's query, key, value and output."""
-    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
-    return int(config.hidden_size * _head_dim(config) * heads)
+def _attention(config: Any) -> tuple[float, float]:
+    """Return a layer's weights of projections, and its products for each pair of positions."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    if config.model_type not in _MLA:
+        head_dim = _head_dim(config)
+        weights = hidden * head_dim * (2 * heads + 2 * config.num_key_value_heads)
+        return weights, 2 * heads * head_dim
+    key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    value_dim = config.v_head_dim
+    rank = config.q_lora_rank
+    query = hidden * heads * key_dim if rank is None else rank * (hidden + heads * key_dim)
+    compressed = hidden * (config.kv_lora_rank + config.qk_rope_head_dim)
+    expanded = config.kv_lora_rank * heads * (config.qk_nope_head_dim + value_dim)
+    output = heads * value_dim * hidden
+    return query + compressed + expanded + output, heads * (key_dim + value_dim)
 
 
 def _mlp(config: Any, *, router: bool) -> int:
