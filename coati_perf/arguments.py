@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -104,6 +104,17 @@ def mapping(name: str, value: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
         "for a dataclass pass dataclasses.asdict(it), for a Namespace vars(it)"
     )
     raise TypeError(message)
+
+
+def keys_or_none(name: str, value: bool | Iterable[str]) -> tuple[str, ...] | None:  # noqa: FBT001
+    """Return names of keys: none for True, None for False; or raise TypeError."""
+    if isinstance(value, bool):
+        return () if value else None
+    keys = None if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if keys is None or not all(isinstance(key, str) for key in keys):
+        message = f"{name} is {value!r}; expected True, False or names of keys"
+        raise TypeError(message)
+    return keys
 
 
 def clock_function(name: str, value: Callable[[], float]) -> Callable[[], float]:

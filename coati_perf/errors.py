@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from coati_perf.redaction import mask_text
+
 _MAX_LENGTH = 500
 
 
@@ -23,10 +25,10 @@ def error_since(before: int) -> BaseException | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the first line of an exception; never raises."""
+    """Return the type and the first line of an exception, secrets masked; never raises."""
     try:
         text = str(error).strip()
     except Exception:  # noqa: BLE001 - someone else's __str__
         text = ""
     name = type(error).__name__
-    return f"{name}: {text.splitlines()[0][:_MAX_LENGTH]}" if text else name
+    return f"{name}: {mask_text(text.splitlines()[0])[:_MAX_LENGTH]}" if text else name

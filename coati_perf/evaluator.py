@@ -18,6 +18,7 @@ from coati_perf.arguments import (
     clock_function,
     cost_models,
     count,
+    keys_or_none,
     mapping,
     number_or_none,
     path_or_none,
@@ -71,6 +72,9 @@ class PerformanceEvaluator(Callback):
             (``"tensorboard"``), ``"name:argument"``, or ``Sink`` objects. Used on rank 0 only.
         run_dir: folder of the journal and of the sinks' files, by default
             ``coati_perf_runs/<time>-<short id>``. An existing one gets another segment.
+        redact: secrets in ``train_config`` (keys such as ``hf_token`` or ``password``, values such
+            as hub keys or URLs with passwords) are masked before anything is written. Names of
+            further keys mask these too; False masks nothing.
         clock: a callable that returns seconds, never going backwards.
         close_timeout_s: how long the end of the fit may wait for sinks, in seconds.
         models: exact costs in place of the parameter counts, by role: ``actor`` (generates,
@@ -90,6 +94,7 @@ class PerformanceEvaluator(Callback):
 
     Raises (here, and in ``on_fit_start`` for what only then can be known):
         TypeError, ValueError: an argument is not of the kind described above.
+        UntraceableModelError: one of ``models`` cannot be counted exactly; says why.
         SinkError: a sink that does not exist, or whose package is not installed.
         OutputError: ``run_dir`` or ``save_path`` cannot be written (at fit start, on rank 0).
     """
@@ -107,6 +112,7 @@ class PerformanceEvaluator(Callback):
         *,
         sinks: Iterable[str | Sink] = (),
         run_dir: str | os.PathLike[str] | None = None,
+        redact: bool | Iterable[str] = True,
         clock: Clock = monotonic,
         close_timeout_s: float = 30.0,
         peak_tflops: float | None = None,
@@ -129,6 +135,7 @@ class PerformanceEvaluator(Callback):
             save_path=path_or_none("save_path", save_path),
             sinks=parse_sinks(sinks),
             train_config=mapping("train_config", train_config),
+            redact=keys_or_none("redact", redact),
             workload=num_params
             if models is None
             else ModelCosts(

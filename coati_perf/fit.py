@@ -32,6 +32,7 @@ class FitSettings(msgspec.Struct, frozen=True, kw_only=True):
     save_path: Path | None
     sinks: tuple[SinkSource, ...]
     train_config: Mapping[Any, Any]
+    redact: tuple[str, ...] | None
     workload: Workload
     ignore_episodes: int
     declared: Declared

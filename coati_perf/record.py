@@ -28,15 +28,17 @@ class Header(Line, frozen=True, kw_only=True, tag="header"):
     """First line of a segment: what was run, where, and how its figures are to be read.
 
     A journal that is opened again gets a new segment, numbered by ``segment`` from 0.
-    ``train_config`` holds plain data only; ``seed_config_line`` is its values as ColossalChat's
-    report prints them. ``convention`` names the FLOP convention, ``cost_model`` its inputs,
-    ``warnings`` what is to be known of the figures, ``machine`` the devices and their peaks.
+    ``train_config`` holds plain data only, with ``***`` for the secrets at the paths ``masked``;
+    ``seed_config_line`` is its values as ColossalChat's report prints them. ``convention`` names
+    the FLOP convention, ``cost_model`` its inputs, ``warnings`` what is to be known of the
+    figures, ``machine`` the devices and their peaks.
     """
 
     segment: int
     run_dir: str
     train_config: dict[str, Any]
     seed_config_line: str
+    masked: list[str] = []
     convention: str
     cost_model: dict[str, Any]
     ignore_episodes: int

@@ -23,6 +23,7 @@ from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
 from coati_perf.plain import plain
 from coati_perf.record import Header
 from coati_perf.recorder import Ending, Recorder
+from coati_perf.redaction import mask_secrets
 from coati_perf.sinks import SinkSource
 from coati_perf.sinks.text import TextReportSink
 from coati_perf.sinks.worker import SinkWorker
@@ -57,13 +58,17 @@ class Run:
         self._closed = False
         journal = _open_journal(self.run_dir)
         offset = journal.size
+        config = plain(settings.train_config)
+        redact = settings.redact
+        masked_config, masked = (config, []) if redact is None else mask_secrets(config, redact)
         header = Header(
             run_id=run_id,
             at=time.time(),
             segment=len(read_journal(journal.path).segments) if offset else 0,
             run_dir=str(self.run_dir),
-            train_config=plain(settings.train_config),
-            seed_config_line=_seed_config_line(settings.train_config),
+            train_config=masked_config,
+            seed_config_line=_seed_config_line(settings.train_config, config, masked_config),
+            masked=masked,
             convention=settings.workload.convention,
             cost_model=settings.workload.describe(),
             ignore_episodes=settings.ignore_episodes,
@@ -156,13 +161,19 @@ def _write_first_line(journal: JournalWriter, header: Header) -> None:
         raise OutputError(message) from error
 
 
-def _seed_config_line(train_config: Mapping[Any, Any]) -> str:
-    """Return ColossalChat's line of values, kept to one line whatever the values hold."""
+def _seed_config_line(
+    given: Mapping[Any, Any], config: dict[str, Any], masked: dict[str, Any]
+) -> str:
+    """Return ColossalChat's line of values, kept to one line whatever the values hold.
+
+    A value in which something is masked is shown as it was masked.
+    """
     texts = []
-    for value in train_config.values():
+    for key, value in given.items():
         try:
-            text = str(value)
+            name = str(key)
+            text = str(value if masked[name] == config[name] else masked[name])
         except Exception:  # noqa: BLE001 - someone else's __str__
-            text = str(plain(value))
+            text = str(mask_secrets(plain(value))[0])
         texts.append(text.encode("utf-8", "replace").decode("utf-8"))
     return "; ".join(texts).replace("\r", "\\r").replace("\n", "\\n")
