@@ -10,6 +10,7 @@ from coati_perf import catalogue
 from coati_perf.compat import divide
 from coati_perf.journal import Journal, Segment
 from coati_perf.machine import Machine
+from coati_perf.metric import Devices
 from coati_perf.record import Header, Summary
 from coati_perf.totals import RunTotals
 
@@ -79,7 +80,10 @@ def render_run(
     lines = [f"coati_perf {version}, run {header.run_id}: {ending}", _covered(header, totals)]
     figures, impossible = totals.figures()
     if totals.episodes:
-        lines += ["", *_time_table(totals, figures), "", *_rates(figures)]
+        lines += ["", *_time_table(totals, figures), ""]
+        if speeds := list(_speed_table(figures)):
+            lines += [*speeds, ""]
+        lines += _rates(figures, totals.machine.devices(Devices.ALL))
     lines.append(f"FLOPs: {CONVENTIONS.get(header.convention, header.convention)}.")
     lines += _peak_lines(header.machine)
     for name, flaw in impossible.items():
@@ -192,10 +196,44 @@ def _time_table(totals: RunTotals, figures: Mapping[str, float]) -> Iterator[str
     yield row("episode", 0, episode_s)
 
 
-def _rates(figures: Mapping[str, float]) -> Iterator[str]:
+_SPEEDS = {
+    "TFLOP/s": "perf/tflops/{}_per_device",
+    "executed": "perf/tflops/{}_executed_per_device",
+    "MFU": "perf/mfu/{}",
+    "HFU": "perf/hfu/{}",
+    "MBU": "perf/mbu/{}",
+}
+_SPEED_PHASES = ("generate", "score", "make_experience", "learn", "overall")
+
+
+def _speed_table(figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield each phase's speed per device: useful, executed, and as shares of the peak."""
+    names = {
+        phase: {title: name.format(phase) for title, name in _SPEEDS.items()}
+        for phase in _SPEED_PHASES
+    }
+    shown = [phase for phase in names if any(name in figures for name in names[phase].values())]
+    titles = [title for title in _SPEEDS if any(names[phase][title] in figures for phase in shown)]
+    if shown:
+        yield f"{'Speed of a device':<30}" + "".join(f"{title:>12}" for title in titles)
+    for phase in shown:
+        cells = [_cell(title, figures.get(names[phase][title])) for title in titles]
+        yield f"  {phase:<28}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _cell(title: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if title in ("MFU", "HFU", "MBU") else readable(value)
+
+
+def _rates(figures: Mapping[str, float], devices: int) -> Iterator[str]:
+    """Yield every other ratio; of one device what it does is what all do."""
+    in_table = {name.format(phase) for phase in _SPEED_PHASES for name in _SPEEDS.values()}
     for ratio in catalogue.RATIOS:
-        if ratio.name in figures:
-            yield f"{ratio.name:<52}{readable(figures[ratio.name]):>12} {ratio.unit}"
+        repeated = devices == 1 and ratio.name.endswith("_per_s_per_device")
+        if ratio.name in figures and ratio.name not in in_table and not repeated:
+            yield f"{ratio.name:<58}{readable(figures[ratio.name]):>12} {ratio.unit}"
 
 
 def readable(value: float) -> str:

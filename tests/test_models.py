@@ -149,6 +149,22 @@ def test_utilisation_is_useful_or_executed_work_over_the_peak(measure):
     assert metrics["perf/lost/generate_s"] == pytest.approx(1 - max(useful / 1e4, moved / 1e9))
 
 
+def test_the_report_shows_each_phases_speed_and_none_that_is_impossible(measure, tmp_path):
+    """Learning: 3 · 101 · (10 L + L(L+1)/2) FLOP over 11, 5 and 8 tokens in 4 s, 1.4e4 FLOP/s."""
+    report = tmp_path / "report.txt"
+    models = {"actor": model(), "critic": model(100)}
+    measure(padded(PROMPTS, RESPONSES), models=models, save_path=report, peak_tflops=3e-8)
+    lines = report.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Speed of a"))
+    table = {line.split()[0]: line.split()[1:] for line in lines[start + 1 :] if line[:2] == "  "}
+    assert lines[start].split()[-5:] == ["TFLOP/s", "executed", "MFU", "HFU", "MBU"]
+    useful = 3 * 101 * (10 * 24 + 11 * 12 / 2 + 5 * 6 / 2 + 8 * 9 / 2) / 4
+    assert table["learn"][0] == f"{useful / 1e12:.4g}"
+    assert table["learn"][2] == f"{useful / 3e4:.1%}"
+    assert "score" not in table, "101 · 357 FLOP in 1 s are above 3e4 FLOP/s"
+    assert any(line.startswith("IMPOSSIBLE: perf/mfu/score comes to") for line in lines)
+
+
 def test_given_lengths_take_the_place_of_masks(measure):
     bare = SimpleNamespace(
         sequences=torch.zeros(3, 11, dtype=torch.long), action_mask=torch.ones(3, 6)
