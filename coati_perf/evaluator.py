@@ -253,7 +253,7 @@ class PerformanceEvaluator(Callback):
             self._fault("on_make_experience_start", error)
 
     def on_make_experience_end(
-        self, experience: Any, *, lengths: tuple[Any, Any] | None = None
+        self, experience: Any, lengths: tuple[Any, Any] | None = None
     ) -> None:
         """End a collect step and count what it made.
 
@@ -307,7 +307,7 @@ class PerformanceEvaluator(Callback):
         except Exception as error:  # noqa: BLE001 - hooks never raise
             self._fault("on_learn_batch_start", error)
 
-    def on_learn_batch_end(self, experience: Any, *, lengths: Any = None) -> None:
+    def on_learn_batch_end(self, experience: Any, lengths: Any = None) -> None:
         """End learning from a batch and count it.
 
         The real lengths come from its ``attention_mask``, or are given: tokens of each sample,
