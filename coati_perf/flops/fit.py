@@ -94,7 +94,12 @@ def _squares(batch: int, length: int) -> int:
     return batch * length**2
 
 
+def _length(batch: int, length: int) -> int:
+    return length
+
+
 _PER_CALL: Form = {"per_call": _one}
+_PER_CALL_AND_LENGTH: Form = {**_PER_CALL, "per_call_token": _length}
 _LINE: Form = {"constant": _sequences, "per_token": _tokens}
 
 
@@ -102,13 +107,15 @@ def _forms(chunk_sizes: Iterable[int]) -> Iterator[Form]:
     """Yield the forms to try, the simplest first.
 
     A square is attention that is not known as such, and causal. Work per call does not grow with
-    the batch, such as merging adapters into weights.
+    the batch: merging adapters into weights, or the angles of a rotary embedding.
     """
-    forms = [
-        _LINE | {"per_pair": _squares},
-        *(_LINE | _chunk(size) for size in dict.fromkeys(chunk_sizes)),
+    once: tuple[Form, ...] = ({}, _PER_CALL, _PER_CALL_AND_LENGTH)
+    yield from (_LINE | more for more in once[1:])
+    curves: list[Form] = [
+        {"per_pair": _squares},
+        *(_chunk(size) for size in dict.fromkeys(chunk_sizes)),
     ]
-    yield from (_LINE | _PER_CALL, *forms, *(form | _PER_CALL for form in forms))
+    yield from (_LINE | curve | more for more in once for curve in curves)
 
 
 def _chunk(size: int) -> Form:
@@ -142,12 +149,16 @@ def _fit(form: Form, series: Mapping[Point, int]) -> Work | None:
     if solution is None:
         return None
     found = {name: float(value) for name, value in zip(form, solution, strict=True)}
+    per_call, per_call_token = found.get("per_call", 0.0), found.get("per_call_token", 0.0)
+    if min(per_call, per_call_token) < 0:
+        return None  # no work is negative: what grows faster than the batch looks like this
     sizes = [int(name.removeprefix("chunk ")) for name in found if name.startswith("chunk ")]
     per_pair = found.get("per_pair")
     return Work(
         constant=found["constant"],
         per_token=found["per_token"],
-        per_call=found.get("per_call", 0.0),
+        per_call=per_call,
+        per_call_token=per_call_token,
         chunks=tuple(
             Chunked(size, found[f"chunk {size}"], found[f"chunk² {size}"]) for size in sizes
         ),
@@ -158,7 +169,8 @@ def _fit(form: Form, series: Mapping[Point, int]) -> Work | None:
 def solve(terms: Sequence[Term], series: Mapping[Point, int]) -> list[Fraction] | None:
     """Return the coefficients of ``terms`` whose sum is ``series`` exactly, or None.
 
-    The first points determine them, and each further one, at least one, must be met.
+    As many points as there are terms determine them, and each further one, at least one, must be
+    met.
     """
     unknowns = len(terms)
     rows = [
@@ -167,7 +179,7 @@ def solve(terms: Sequence[Term], series: Mapping[Point, int]) -> list[Fraction] 
     ]
     assert len(rows) > unknowns, "a point must be left to check with"
     for column in range(unknowns):
-        pivot = next((row for row in range(column, unknowns) if rows[row][column]), None)
+        pivot = next((row for row in range(column, len(rows)) if rows[row][column]), None)
         if pivot is None:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
@@ -194,13 +206,14 @@ def _attention(counts: Mapping[Point, OperatorCounter]) -> tuple[tuple[Visibilit
 
 def _sum(works: Iterable[Work]) -> Work:
     """Add up closed forms, term by term."""
-    constant = per_token = per_call = 0.0
+    constant = per_token = per_call = per_call_token = 0.0
     chunks: dict[int, Chunked] = {}
     pairs: dict[Visibility, float] = {}
     for work in works:
         constant += work.constant
         per_token += work.per_token
         per_call += work.per_call
+        per_call_token += work.per_call_token
         for chunk in work.chunks:
             known = chunks.get(chunk.size, Chunked(chunk.size, 0.0))
             chunks[chunk.size] = Chunked(
@@ -214,6 +227,7 @@ def _sum(works: Iterable[Work]) -> Work:
         constant=constant,
         per_token=per_token,
         per_call=per_call,
+        per_call_token=per_call_token,
         chunks=tuple(chunks.values()),
         pairs=tuple(pairs.items()),
     )

@@ -24,21 +24,23 @@ class Chunked(msgspec.Struct, frozen=True):
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """FLOP of one sequence: ``constant`` + ``per_token`` · L + chunks + attention.
 
-    ``per_call`` is work that a batch of any size takes once, such as merging adapters into
-    weights; each of its sequences carries an equal part. ``pairs`` gives the FLOP of one pair of
-    a query and a key, of all layers with that visibility. For a decode step, L is the number of
-    positions in the cache.
+    ``per_call`` + ``per_call_token`` · L is work that a batch of any size takes once, such as
+    merging adapters into weights; each of its sequences carries an equal part. ``pairs`` gives
+    the FLOP of one pair of a query and a key, of all layers with that visibility. For a decode
+    step, L is the number of positions in the cache.
     """
 
     constant: float = 0.0
     per_token: float = 0.0
     per_call: float = 0.0
+    per_call_token: float = 0.0
     chunks: tuple[Chunked, ...] = ()
     pairs: tuple[tuple[Visibility, float], ...] = ()
 
     def over(self, length: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Return the FLOP of a pass over a batch, for each ``length`` in it; 0 for one of 0."""
-        flop = self.constant + self.per_call / max(length.numel(), 1) + self.per_token * length
+        once = (self.per_call + self.per_call_token * length) / max(length.numel(), 1)
+        flop = self.constant + self.per_token * length + once
         for chunk in self.chunks:
             padded = torch.ceil(length / chunk.size) * chunk.size
             flop = flop + chunk.per_token * padded + chunk.per_square * padded**2
@@ -67,8 +69,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         terms = [f"{self.constant:.6g}"] if self.constant else []
         if self.per_token:
             terms.append(f"{self.per_token:.6g}·{symbol}")
-        if self.per_call:
-            terms.append(f"{self.per_call:.6g}/batch")
+        if self.per_call or self.per_call_token:
+            terms.append(f"({self.per_call:.6g} + {self.per_call_token:.6g}·{symbol})/batch")
         for chunk in self.chunks:
             padded = f"⌈{symbol}/{chunk.size}⌉·{chunk.size}"
             terms.append(f"{chunk.per_token:.6g}·({padded})")

@@ -146,6 +146,10 @@ def counting(flop, attention=None):
     [
         (lambda b, n: b * (7 + 3 * n), Work(constant=7, per_token=3)),
         (lambda b, n: b * 3 * n + 9, Work(per_token=3, per_call=9)),
+        (
+            lambda b, n: b * 3 * n + 9 + 2 * n,
+            Work(per_token=3, per_call=9, per_call_token=2),
+        ),
         (lambda b, n: b * (n + 2 * n * n), Work(per_token=1, pairs=((Visibility(), 2.0),))),
         (
             lambda b, n: b * (n + 5 * -(-n // 256) * 256),
@@ -156,7 +160,7 @@ def counting(flop, attention=None):
             Work(per_token=1, chunks=(Chunked(48, 5.0, 1.0),)),
         ),
     ],
-    ids=["line", "per call", "square", "chunks", "chunks of the config"],
+    ids=["line", "per call", "per call and length", "square", "chunks", "chunks of the config"],
 )
 def test_a_form_is_found_from_its_counts(flop, expected):
     assert fit_pass(counting(flop), chunk_sizes=[48]) == expected
