@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("journal", help="a journal.jsonl, or the run directory that holds it")
     demo = commands.add_parser("demo", help="train a tiny model with PPO, and measure it")
-    demo.add_argument("--episodes", type=_positive, default=18, help="default: %(default)s")
+    demo.add_argument("--episodes", type=_positive, default=14, help="default: %(default)s")
     demo.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     demo.add_argument("--run-dir", type=Path, help="default: a new folder below coati_perf_runs/")
     demo.add_argument(

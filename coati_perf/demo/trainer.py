@@ -31,7 +31,7 @@ class PPOConfig:
     ``update_steps`` times over in batches of ``batch_size`` sequences.
     """
 
-    episodes: int = 18
+    episodes: int = 14
     collect_steps: int = 2
     prompts_per_collect: int = 64
     update_steps: int = 2

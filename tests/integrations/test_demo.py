@@ -46,7 +46,7 @@ def test_the_demo_learns_and_its_four_outputs_agree(tmp_path, read_run, load_off
     assert last > first + 0.3, "the reward rises visibly"
 
     run = read_run()
-    assert len(run.episodes) == 18
+    assert len(run.episodes) == 14
     assert all(record.faults == {} for record in run.episodes)
     wandb_folder = next((tmp_path / "run" / "wandb").glob("offline-run-*"))
     for path in ("run/report.txt", "run/journal.jsonl", "run/tensorboard", wandb_folder):
