@@ -39,20 +39,7 @@ def fit_pass(measure: Measure, chunk_sizes: Iterable[int] = ()) -> Work:
     Raises:
         UnfittedError: no form holds at the unseen points.
     """
-    counts = {point: measure(*point) for point in _POINTS}
-    works = []
-    curved = []
-    for name in _operators(counts):
-        line = _fit(_LINE, _series(counts, name))
-        if line is None:
-            curved.append(name)
-        else:
-            works.append(line)
-    if curved:
-        counts |= {point: measure(*point) for point in _MORE_POINTS}
-    forms = [*_forms((*chunk_sizes, *_CHUNK_SIZES))]
-    works += [_first_fit(name, forms, _series(counts, name)) for name in curved]
-    return _sum([*works, Work(pairs=_attention(counts))])
+    return _fit_all(measure, _MORE_POINTS, _forms((*chunk_sizes, *_CHUNK_SIZES)))
 
 
 def fit_step(measure: Measure) -> Work:
@@ -61,16 +48,30 @@ def fit_step(measure: Measure) -> Work:
     Raises:
         UnfittedError: it is none at the unseen point.
     """
+    return _fit_all(measure, _MORE_POINTS[1:2], [_LINE | _PER_CALL])
+
+
+def _fit_all(measure: Measure, more_points: Iterable[Point], forms: Iterable[Form]) -> Work:
+    """Fit a line to each operator, or one of ``forms`` with the counts at ``more_points``.
+
+    torch multiplies the same matrices by another operator at another batch size: the last token's
+    logits by ``bmm`` for one sequence, by ``mm`` for more. So where an operator fits nothing, the
+    sum of all that are no line is tried.
+    """
     counts = {point: measure(*point) for point in _POINTS}
-    works = []
-    for name in _operators(counts):
-        series = _series(counts, name)
-        line = _fit(_LINE, series)
-        if line is None:  # as many terms as points: one more to check with, of the larger batch
-            point = _MORE_POINTS[1]
-            counts[point] = measure(*point)
-            line = _first_fit(name, [_LINE | _PER_CALL], _series(counts, name))
-        works.append(line)
+    lines = {name: _fit(_LINE, _series(counts, name)) for name in _operators(counts)}
+    curved = [name for name, line in lines.items() if line is None]
+    curves: list[Work | None] = []
+    if curved:
+        counts |= {point: measure(*point) for point in more_points}
+        forms = [_LINE, *forms]
+        curves = [_first_fit(forms, _series(counts, name)) for name in curved]
+    if None in curves:
+        unfitted = [name for name, work in zip(curved, curves, strict=True) if work is None]
+        curves = [_first_fit(forms, _series(counts, *curved))]
+        if None in curves:
+            raise UnfittedError(", ".join(unfitted))
+    works = [work for work in (*lines.values(), *curves) if work is not None]
     return _sum([*works, Work(pairs=_attention(counts))])
 
 
@@ -132,16 +133,16 @@ def _operators(counts: Mapping[Point, OperatorCounter]) -> list[str]:
     return list(dict.fromkeys(name for count in counts.values() for name in count.by_operator))
 
 
-def _series(counts: Mapping[Point, OperatorCounter], name: str) -> dict[Point, int]:
-    return {point: count.by_operator.get(name, 0) for point, count in counts.items()}
+def _series(counts: Mapping[Point, OperatorCounter], *names: str) -> dict[Point, int]:
+    return {
+        point: sum(count.by_operator.get(name, 0) for name in names)
+        for point, count in counts.items()
+    }
 
 
-def _first_fit(name: str, forms: Iterable[Form], series: Mapping[Point, int]) -> Work:
-    for form in forms:
-        work = _fit(form, series)
-        if work is not None:
-            return work
-    raise UnfittedError(name)
+def _first_fit(forms: Iterable[Form], series: Mapping[Point, int]) -> Work | None:
+    fits = (_fit(form, series) for form in forms)
+    return next((work for work in fits if work is not None), None)
 
 
 def _fit(form: Form, series: Mapping[Point, int]) -> Work | None:
@@ -199,8 +200,8 @@ def _attention(counts: Mapping[Point, OperatorCounter]) -> tuple[tuple[Visibilit
         for (batch, _), count in counts.items()
     ]
     if any(other != per_pair[0] for other in per_pair):
-        name = "attention"
-        raise UnfittedError(name)
+        message = "attention"
+        raise UnfittedError(message)
     return tuple(per_pair[0].items())
 
 

@@ -183,6 +183,19 @@ def test_counts_of_no_known_form_are_refused_by_operator(flop):
         fit_step(counting(flop))
 
 
+def test_products_that_change_operator_with_the_batch_are_fitted_together():
+    """As the last token's logits in Mamba: 11 FLOP by bmm for one sequence, by mm for more."""
+
+    def measure(batch, length):
+        counter = OperatorCounter()
+        counter.by_operator["aten.mm"] = batch * 5 * length + (11 * batch if batch > 1 else 0)
+        counter.by_operator["aten.bmm"] = batch * 3 * length + (11 if batch == 1 else 0)
+        return counter
+
+    for fit in (fit_pass, fit_step):
+        assert fit(measure) == Work(constant=11, per_token=8)
+
+
 def test_attention_that_changes_with_the_length_is_refused():
     def measure(batch, length):
         return counting(lambda b, n: b, {Visibility(): length})(batch, length)
