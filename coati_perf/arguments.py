@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import torch
 from torch import nn
 
+from coati_perf.cost import LEARNING_ROLES
 from coati_perf.flops import CostModel
 
 
@@ -58,15 +61,49 @@ def size_or_none(name: str, value: Any) -> int | None:
     return number_or_none(name, value)
 
 
+def models_by_role(name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the models that there are, one that learns among them; none for None.
+
+    Raises:
+        TypeError: it is no mapping.
+        ValueError: there is no actor nor critic, or a role that is nearly one of these.
+    """
+    if value is None:
+        return {}
+    models = {role: model for role, model in mapping(name, value).items() if model is not None}
+    mistaken = [
+        role
+        for role in models
+        if role not in LEARNING_ROLES and difflib.get_close_matches(str(role), LEARNING_ROLES)
+    ]
+    if mistaken or not any(role in models for role in LEARNING_ROLES):
+        message = (
+            f"{name} has the roles {', '.join(map(repr, models)) or 'none'}; expected 'actor', "
+            "which generates and learns, 'critic', which learns too, and any others, not of nearly "
+            "these names, that score: such as 'initial' and 'reward'"
+        )
+        raise ValueError(message)
+    return models
+
+
+def model_dtype(model: Any) -> torch.dtype:
+    """Return the type of a module's parameters, or what a config says; else bfloat16."""
+    if isinstance(model, nn.Module):
+        found = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    else:
+        found = getattr(model, "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.bfloat16
+
+
 def cost_models(
-    name: str, value: Mapping[str, Any], *, gradient_checkpointing: bool
+    models: Mapping[str, Any], dtype: torch.dtype, *, gradient_checkpointing: bool
 ) -> dict[str, CostModel]:
-    """Return a cost model for each role that has a model, or raise.
+    """Return the cost model of each model, or raise.
 
     ``gradient_checkpointing`` is that of models given as configs.
 
     Raises:
-        TypeError: it is no mapping, or a model is of no kind that ``CostModel.traced`` takes.
+        TypeError: a model is of no kind that ``CostModel.traced`` takes.
         UntraceableModelError: a model can't be counted.
     """
 
@@ -75,11 +112,17 @@ def cost_models(
             return model
         of_its_own = isinstance(model, nn.Module)
         checkpointing = None if of_its_own else gradient_checkpointing
-        return CostModel.traced(model, gradient_checkpointing=checkpointing)
+        return CostModel.traced(model, gradient_checkpointing=checkpointing, dtype=dtype)
 
-    return {
-        role: cost_model(model) for role, model in mapping(name, value).items() if model is not None
-    }
+    return {role: cost_model(model) for role, model in models.items()}
+
+
+def dtype_or_none(name: str, value: torch.dtype | None) -> torch.dtype | None:
+    """Return a dtype, None as None, or raise TypeError."""
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    message = f"{name} is {value!r}; expected a torch.dtype such as torch.bfloat16, or None"
+    raise TypeError(message)
 
 
 def path_or_none(name: str, value: str | os.PathLike[str] | None) -> Path | None:

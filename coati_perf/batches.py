@@ -218,6 +218,7 @@ def _learning_counts(batch: int, length: int) -> Amounts:
 def _padded_experience(workload: Workload, batch: int, prompt: int, response: int) -> Amounts:
     return {
         **workload.padded_generation(batch, prompt, response),
+        **workload.generation_bytes(_each(batch, prompt), _each(batch, response)),
         **workload.padded_scoring(batch, prompt + response),
     }
 

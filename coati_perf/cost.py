@@ -14,6 +14,12 @@ from coati_perf.flops import CostModel
 # Above this no accelerator exists: dense bf16 TFLOP/s of one device, 2026.
 ANY_DEVICE_PEAK_TFLOPS = 5000.0
 
+# The roles of models that learn; each other scores only.
+LEARNING_ROLES = ("actor", "critic")
+
+# The convention where no model is known: nothing is counted.
+NO_MODELS = "none"
+
 Amounts = dict[str, float]
 
 
@@ -58,6 +64,10 @@ class Workload(Protocol):
         """Return the cost of learning from the real tokens."""
         ...
 
+    def generation_bytes(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        """Return what generating one batch moves to and from device memory, where known."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Plain data for the journal's header: all that the figures depend on."""
         ...
@@ -77,6 +87,11 @@ class ParamCount(msgspec.Struct, frozen=True):
     initial: int
     reward: int
     grad_checkpoint: bool = False
+
+    @property
+    def any_model(self) -> bool:
+        """Whether any model has parameters."""
+        return any((self.actor, self.critic, self.initial, self.reward))
 
     @property
     def convention(self) -> str:
@@ -120,6 +135,9 @@ class ParamCount(msgspec.Struct, frozen=True):
     def real_learning(self, lengths: torch.Tensor) -> Amounts:
         return {}
 
+    def generation_bytes(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        return {}
+
     def describe(self) -> dict[str, Any]:
         return {
             "actor_num_params": self.actor,
@@ -137,16 +155,15 @@ class ModelCosts:
     useful work, and so is what gradient checkpointing computes again.
     """
 
-    LEARNING_ROLES = ("actor", "critic")
-
     def __init__(self, models: Mapping[str, CostModel]) -> None:
         self._models = dict(models)
         self._actor = self._models.get("actor")
-        self._learning = [self._models[role] for role in self.LEARNING_ROLES if role in models]
+        self._learning = [self._models[role] for role in LEARNING_ROLES if role in models]
 
     @property
     def convention(self) -> str:
-        return " and ".join(dict.fromkeys(model.convention for model in self._models.values()))
+        conventions = dict.fromkeys(model.convention for model in self._models.values())
+        return " and ".join(conventions) or NO_MODELS
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -159,19 +176,19 @@ class ModelCosts:
     def padded_generation(self, batch: int, prompt: int, response: int) -> Amounts:
         if self._actor is None or not batch:
             return {}
-        prompts, responses = [prompt] * batch, [response] * batch
-        flop = float(self._actor.generate(prompts, responses).sum())
-        amounts = {catalogue.GENERATE_EXECUTED: flop}
-        if self._actor.memory is not None:
-            amounts[catalogue.GENERATE_BYTES] = self._actor.generate_bytes(prompts, responses)
-        return amounts
+        flop = float(self._actor.generate([prompt] * batch, [response] * batch).sum())
+        return {catalogue.GENERATE_EXECUTED: flop}
 
     def padded_scoring(self, batch: int, length: int) -> Amounts:
+        if not self._models:
+            return {}
         lengths = [length] * batch
         flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
         return {catalogue.SCORE_EXECUTED: flop}
 
     def padded_learning(self, batch: int, length: int) -> Amounts:
+        if not self._learning:
+            return {}
         lengths = [length] * batch
         flop = sum(
             float(model.forward_backward(lengths, executed=True).sum()) for model in self._learning
@@ -184,12 +201,21 @@ class ModelCosts:
         return {catalogue.GENERATE_FLOP: float(self._actor.generate(prompts, responses).sum())}
 
     def real_scoring(self, lengths: torch.Tensor) -> Amounts:
+        if not self._models:
+            return {}
         flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
         return {catalogue.SCORE_FLOP: flop}
 
     def real_learning(self, lengths: torch.Tensor) -> Amounts:
+        if not self._learning:
+            return {}
         flop = sum(float(model.forward_backward(lengths).sum()) for model in self._learning)
         return {catalogue.LEARN_FLOP: flop}
+
+    def generation_bytes(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
+        if self._actor is None or self._actor.memory is None:
+            return {}
+        return {catalogue.GENERATE_BYTES: self._actor.generate_bytes(prompts, responses)}
 
     def describe(self) -> dict[str, Any]:
         return {role: model.describe() for role, model in self._models.items()}

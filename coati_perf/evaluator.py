@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +12,15 @@ from typing import Any, Literal
 
 import torch
 
-from coati_perf import catalogue
 from coati_perf.arguments import (
     clock_function,
     cost_models,
     count,
+    dtype_or_none,
     keys_or_none,
     mapping,
+    model_dtype,
+    models_by_role,
     number_or_none,
     path_or_none,
     positive,
@@ -29,7 +30,7 @@ from coati_perf.arguments import (
 from coati_perf.batches import experience_counts, given_lengths, mask_lengths
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
-from coati_perf.cost import ModelCosts, ParamCount
+from coati_perf.cost import NO_MODELS, ModelCosts, ParamCount
 from coati_perf.device_memory import AcceleratorMemory, DeviceMemory
 from coati_perf.device_timer import DeviceTimer, timed_on_device, timing_event
 from coati_perf.errors import current_error_id, describe_error, error_since
@@ -37,9 +38,10 @@ from coati_perf.fit import Fit, FitSettings
 from coati_perf.phase import Phase, Phases
 from coati_perf.probes import attach
 from coati_perf.record import EpisodeRecord
+from coati_perf.recorded import COUNTED_PHASES, lengths_of_samples, recorded_amounts
 from coati_perf.sinks import Sink, parse_sinks
 from coati_perf.survey import Declared
-from coati_perf.tally import Tally, recorded_amounts
+from coati_perf.tally import Tally
 
 _logger = logging.getLogger(__name__)
 
@@ -80,8 +82,11 @@ class PerformanceEvaluator(Callback):
         models: exact costs in place of the parameter counts, by role: ``actor`` (generates,
             scores, learns), ``critic`` (scores, learns), and any others that score, such as
             ``initial`` and ``reward``. Each a ``CostModel``, or what ``CostModel.traced`` takes:
-            a Hugging Face config or a module. None for a model that there is not.
-        dtype: the type that matrices are multiplied in, for the peak.
+            a Hugging Face config or a module. None for a model that there is not; one that learns
+            is needed.
+        dtype: the type that matrices are multiplied in, for the peak and the bytes: by default
+            that of the actor's parameters or config, or else bfloat16. Under autocast, give that
+            of autocast.
         peak_tflops: a device's dense peak in TFLOP/s, by default that of the data sheet, or
             measured where there is none; a figure above it is marked as impossible.
         peak_gb_per_s: its memory's bandwidth in GB/s (10⁹ bytes), likewise.
@@ -118,7 +123,7 @@ class PerformanceEvaluator(Callback):
         peak_tflops: float | None = None,
         peak_gb_per_s: float | None = None,
         models: Mapping[str, Any] | None = None,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
         data_parallel_size: Any = None,
         rollout_devices: int | None = None,
         timing: Literal["host", "device"] = "host",
@@ -130,17 +135,17 @@ class PerformanceEvaluator(Callback):
             count("reward_model_num_params", reward_model_num_params),
             bool(enable_grad_checkpoint),
         )
+        given = models_by_role("models", models)
+        dtype = dtype_or_none("dtype", dtype) or model_dtype(given.get("actor"))
+        checkpointing = num_params.grad_checkpoint
+        costs = ModelCosts(cost_models(given, dtype, gradient_checkpointing=checkpointing))
         self._settings = FitSettings(
             run_dir=path_or_none("run_dir", run_dir),
             save_path=path_or_none("save_path", save_path),
             sinks=parse_sinks(sinks),
             train_config=mapping("train_config", train_config),
             redact=keys_or_none("redact", redact),
-            workload=num_params
-            if models is None
-            else ModelCosts(
-                cost_models("models", models, gradient_checkpointing=enable_grad_checkpoint)
-            ),
+            workload=num_params if models is None and num_params.any_model else costs,
             ignore_episodes=count("ignore_episodes", ignore_episodes),
             declared=Declared(
                 dtype=dtype,
@@ -346,8 +351,10 @@ class PerformanceEvaluator(Callback):
         """Return a context manager that times the phase ``name`` within the episode.
 
         ``generate``, ``score`` and ``weight_sync`` are known to the catalogue; any other name of
-        letters, digits, ``_``, ``-`` and ``.`` becomes ``perf/time/<name>_s``. Phases nest; one
-        inside another of its name counts once. The object may be kept and entered again.
+        letters, digits, ``_``, ``-`` and ``.`` becomes ``perf/time/<name>_s``, but for
+        ``episode``, ``other`` and ``overlap``, which are taken. Another name is made one of these,
+        with a warning. Phases nest; one inside another of its name counts once. The object may be
+        kept and entered again.
         """
         try:
             return self._phases[name]
@@ -381,9 +388,10 @@ class PerformanceEvaluator(Callback):
             seconds: how long the phase took, in seconds.
             samples: how many samples went through it, by default as many as there are lengths.
                 ``generate`` or ``make_experience`` (name each sample in one of them) and
-                ``learn`` count samples; other phases do not.
-            prompt_lengths: prompt tokens of each sample, padding excluded.
-            response_lengths: response tokens of each sample, as many samples.
+                ``learn`` count samples.
+            prompt_lengths: prompt tokens of each sample, padding excluded; for ``score`` too.
+            response_lengths: response tokens of each sample, as many samples. The sequences of one
+                call to ``generate`` count as one batch for the bytes.
 
         Never raises: a bad value is logged once and counted as a fault.
         """
@@ -452,20 +460,24 @@ class PerformanceEvaluator(Callback):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             message = f"seconds is {seconds!r}; expected a finite number of at least 0"
             raise ValueError(message)
+        prompts, responses = lengths_of_samples(prompt_lengths, response_lengths, samples)
+        number = len(prompts) if samples is None else samples
+        if number and phase not in COUNTED_PHASES:
+            message = f"phase {phase!r} counts no samples; {', '.join(COUNTED_PHASES)} do"
+            raise ValueError(message)
+        if number and not prompts:
+            self._count_without_lengths(phase)
+        tally.add(recorded_amounts(self._settings.workload, phase, prompts, responses, number))
         if phase == "episode":
             tally.episode_s = seconds
-            return
-        prompts = [operator.index(length) for length in _items(prompt_lengths)]
-        responses = [operator.index(length) for length in _items(response_lengths)]
-        amounts = recorded_amounts(self._settings.workload, phase, prompts, responses)
-        number = operator.index(len(prompts) if samples is None else samples)
-        if number and phase in ("generate", MAKE_EXPERIENCE):
-            amounts[catalogue.GENERATED] = number
-        elif number and phase == LEARN:
-            amounts[catalogue.LEARNED] = number
-        tally.add(amounts)
-        if seconds is not None:
+        elif seconds is not None:
             tally.add_seconds(self._phases[phase].name, float(seconds))
+
+    def _count_without_lengths(self, phase: str) -> None:
+        if self._settings.workload.convention != NO_MODELS:
+            self._fault(
+                f"record({phase!r}, samples=…) without lengths: their tokens and FLOP are left out"
+            )
 
     def _count_without_mask(self, tally: Tally, experience: Any) -> None:
         self._fault("action_mask is None: the FLOP of generation are unknown and left out")
@@ -481,9 +493,12 @@ class PerformanceEvaluator(Callback):
         tally = tally or self._tally
         if tally is not None:
             tally.faults[detail] = tally.faults.get(detail, 0) + 1
-        if detail not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned.add(detail)
-            _logger.warning("not measured as it came: %s; training goes on", detail)
+        self._warn_once(f"not measured as it came: {detail}; training goes on")
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(message)
+            _logger.warning("%s", message)
 
 
 def _count_made(tally: Tally, experience: Any, lengths: tuple[Any, Any] | None) -> None:
@@ -507,11 +522,3 @@ def _count_learned(tally: Tally, experience: Any, lengths: Any) -> None:
     else:
         total = mask_lengths("attention_mask", experience.attention_mask, shape)
     tally.batches.add_learned(shape, total)
-
-
-def _items(lengths: Sequence[int] | None) -> Sequence[int]:
-    """Return lengths as Python integers, from a list, a NumPy array or a tensor."""
-    if lengths is None:
-        return ()
-    to_list = getattr(lengths, "tolist", None)
-    return lengths if to_list is None else to_list()

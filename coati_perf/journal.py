@@ -162,7 +162,10 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
     if file.is_dir():
         file /= FILE_NAME
     if not file.is_file():
-        message = f"no journal at {file}: give a run directory or its {FILE_NAME}"
+        runs = Path(path).glob(f"*/{FILE_NAME}")
+        newest = max(runs, key=lambda journal: journal.stat().st_mtime, default=None)
+        hint = "" if newest is None else f"; the newest run there is {newest.parent}"
+        message = f"no journal at {file}: give a run directory or its {FILE_NAME}{hint}"
         raise FileNotFoundError(message)
     live = _is_locked(file)
     reader = JournalReader(file)

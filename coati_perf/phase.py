@@ -84,6 +84,9 @@ class Phases(dict[str, Phase]):
         name = sys.intern(str(asked))
         if not catalogue.is_phase_name(name):
             name = sys.intern(catalogue.to_phase_name(name))
-            evaluator._fault(f"phase {str(asked)[:80]!r} is named {name!r}: letters, digits, _ - .")
+            evaluator._warn_once(
+                f"phase {str(asked)[:80]!r} is shown as {name!r}: a name has letters, digits, _, -"
+                f" and ., and {', '.join(sorted(catalogue.RESERVED_PHASE_NAMES))} are taken"
+            )
         phase = self[asked] = self.kind(evaluator, name)
         return phase

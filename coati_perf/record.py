@@ -99,12 +99,17 @@ class Failure(Line, frozen=True, kw_only=True, tag="failure"):
 
 
 class Summary(Line, frozen=True, kw_only=True, tag="summary"):
-    """Last line of a segment. ``status`` is ``finished`` or ``failed``; with the reason."""
+    """Last line of a segment. ``status`` is ``finished`` or ``failed``; with the reason.
+
+    ``failures`` holds the first of the exceptions that left an episode or the fit, those after
+    which training went on too.
+    """
 
     status: str
     episodes: int
     last_episode: int | None = None
     error: str | None = None
+    failures: list[str] = []
 
 
 JournalLine = Header | EpisodeRecord | Failure | Summary

@@ -34,6 +34,10 @@ _ASK_AFTER_S = 0.5
 _MAX_UNWRITTEN = 1000
 
 
+# So many failures after which training went on are named at the end.
+_MAX_FAILURES = 50
+
+
 class Ending(msgspec.Struct, frozen=True):
     """The end of rank 0's fit: why, if it failed, and how long late rows are waited for."""
 
@@ -74,7 +78,7 @@ class Recorder:
         )
         self._awaited: collections.deque[_Awaited] = collections.deque()
         self._departed: dict[int, Departure] = {}
-        self._reported: dict[tuple[int, str], None] = {}  # in the order they came
+        self._failures: dict[tuple[int, int | None, str], None] = {}  # rank, episode, error
         self._last_episode: int | None = None
         self._ending: Ending | None = None
         self._end_by = 0.0
@@ -103,7 +107,7 @@ class Recorder:
                 self._warn("recording failed", error)
                 finished = False
             pause = _MIN_PAUSE_S if finished or message else min(2 * pause, _MAX_PAUSE_S)
-            if self._ending is not None and (not self._awaited or time.monotonic() > self._end_by):
+            if self._ending is not None and self._may_end(self._ending):
                 self._end(self._ending)
                 return
 
@@ -124,6 +128,7 @@ class Recorder:
         else:
             self._ending = message
             self._end_by = time.monotonic() + message.grace_s
+            self._report(Departure(0, self.written_episodes, None, message.error))
 
     def _look_for_failures(self) -> None:
         if self._exchange.world_size > 1 and self._exchange.any_failure():
@@ -140,16 +145,19 @@ class Recorder:
             self._report(self._departed[rank])
 
     def _report(self, departure: Departure) -> None:
-        if departure.error is None or (departure.rank, departure.error) in self._reported:
+        rank, episode, error = departure.rank, departure.episode, departure.error
+        if error is None or (rank, episode, error) in self._failures:
             return
-        self._reported[departure.rank, departure.error] = None
+        if episode is None and any(key[::2] == (rank, error) for key in self._failures):
+            return  # what ended an episode has ended the fit too
+        self._failures[rank, episode, error] = None
         self._append(
             Failure(
                 run_id=self._header.run_id,
                 at=time.time(),
-                rank=departure.rank,
-                episode=departure.episode,
-                error=departure.error,
+                rank=rank,
+                episode=episode,
+                error=error,
             )
         )
 
@@ -236,22 +244,42 @@ class Recorder:
             self._warn(f"the journal {self._journal.path} cannot be written", error)
         self._notify()
 
-    def _end(self, ending: Ending) -> None:
+    def _may_end(self, ending: Ending) -> bool:
+        """Say whether nothing more is to be waited for: rows, or why other ranks failed."""
+        if time.monotonic() > self._end_by:
+            return True
+        if self._awaited:
+            return False
+        if ending.error is not None and self._silent_ranks():
+            self._hear_departures()
+            return not self._silent_ranks()
+        return True
+
+    def _silent_ranks(self) -> list[int]:
+        """Return the ranks that have not said that their fit ended, or how."""
+        return [rank for rank in range(1, self._exchange.world_size) if rank not in self._departed]
+
+    def _hear_departures(self) -> None:
         try:
-            if self._exchange.world_size > 1 and self._exchange.any_failure():
-                self._asked_at = 0.0
-                self._ask_for_departures()
+            self._ask_for_departures()
         except Exception as error:  # noqa: BLE001 - the store may be gone by now
             self._warn("the other ranks' ends cannot be had", error)
-        self._report(Departure(0, self.written_episodes, None, ending.error))
+
+    def _end(self, ending: Ending) -> None:
+        self._asked_at = 0.0
+        self._hear_departures()
         # A rank that went on after a failed episode has not failed: its last word counts.
         last = {rank: departure.error for rank, departure in self._departed.items()}
         last[0] = ending.error
-        errors = [
-            f"rank {rank}: {error}" if self._exchange.world_size > 1 else error
-            for rank, error in self._reported
+        alone = self._exchange.world_size == 1
+        errors = dict.fromkeys(
+            error if alone else f"rank {rank}: {error}"
+            for rank, _, error in self._failures
             if last.get(rank) == error
-        ]
+        )
+        if ending.error is not None and (silent := self._silent_ranks()):
+            names = ", ".join(map(str, silent))
+            errors[f"no word from rank {names} (killed, or waiting)"] = None
         self._append(
             Summary(
                 run_id=self._header.run_id,
@@ -260,6 +288,11 @@ class Recorder:
                 episodes=self.written_episodes,
                 last_episode=self._last_episode,
                 error="; ".join(errors) or None,
+                failures=[
+                    f"rank {rank}, {_where(episode)}: {error}"
+                    for rank, episode, error in self._failures
+                    if last.get(rank) != error
+                ][:_MAX_FAILURES],
             )
         )
         self._journal.close()
@@ -269,3 +302,7 @@ class Recorder:
         if what not in self._warned:
             self._warned.add(what)
             _logger.warning("%s (%s: %s); training goes on", what, type(error).__name__, error)
+
+
+def _where(episode: int | None) -> str:
+    return "outside an episode" if episode is None else f"episode {episode}"

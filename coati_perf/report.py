@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from coati_perf import catalogue
 from coati_perf.compat import divide
+from coati_perf.cost import NO_MODELS
+from coati_perf.evidence import FOLDER as EVIDENCE_FOLDER
 from coati_perf.journal import Journal, Segment
 from coati_perf.machine import Machine
 from coati_perf.metric import Devices
-from coati_perf.record import Header, Summary
+from coati_perf.record import Header, Impossible, Summary
 from coati_perf.totals import RunTotals
 
 # Keeps ColossalChat's rates finite where no time passed.
@@ -21,6 +23,7 @@ _WIDTH = 96
 _LARGE = 1000
 
 CONVENTIONS = {
+    NO_MODELS: "not counted, as neither parameter counts nor models were given",
     "coati": "coati convention: 2 FLOP per parameter and token position, no attention, padding "
     "counted as work, generation without KV cache; over-reports",
     "exact": "exact: read off the models; causal attention, KV cache, real tokens",
@@ -39,7 +42,7 @@ def seed_report(totals: RunTotals) -> str:
     generated = int(figures.get(catalogue.GENERATED, 0))
     learned = int(figures.get(catalogue.LEARNED, 0))
     effective = min(generated, learned)
-    make_s = figures.get(catalogue.MAKE_EXPERIENCE_S, 0.0)
+    make_s = _make_experience_s(figures)
     learn_s = figures.get(catalogue.LEARN_S, 0.0)
     episode_s = figures.get(catalogue.EPISODE_S, 0.0)
     sample_s = divide(1, effective / (episode_s + _EPSILON_S))
@@ -68,6 +71,12 @@ def seed_report(totals: RunTotals) -> str:
     )
 
 
+def _make_experience_s(figures: Mapping[str, float]) -> float:
+    """Return the seconds of making experience: of its parts, in a loop that marks only these."""
+    parts = figures.get(catalogue.GENERATE_S, 0.0) + figures.get(catalogue.SCORE_S, 0.0)
+    return figures.get(catalogue.MAKE_EXPERIENCE_S, parts)
+
+
 def render_run(
     header: Header, totals: RunTotals, summary: Summary | None, ending: str | None = None
 ) -> str:
@@ -86,12 +95,8 @@ def render_run(
         lines += _rates(figures, totals.machine.devices(Devices.ALL))
     lines.append(f"FLOPs: {CONVENTIONS.get(header.convention, header.convention)}.")
     lines += _peak_lines(header.machine)
-    for name, flaw in impossible.items():
-        unit = catalogue.CATALOGUE[name].unit
-        lines.append(
-            f"IMPOSSIBLE: {name} comes to {readable(flaw.value)} {unit}, {flaw.reason}; at most "
-            f"{readable(flaw.limit)}: the convention or its inputs are wrong."
-        )
+    if impossible:
+        lines += _impossible_lines(header, impossible)
     lines += [f"WARNING: {warning}" for warning in header.warnings]
     if unmasked := figures.get(catalogue.UNMASKED_BATCHES):
         lines.append(
@@ -99,6 +104,9 @@ def render_run(
             " attention_mask."
         )
     lines += _rank_lines(totals)
+    if summary is not None and summary.failures:
+        lines.append("Left by an exception, and not counted:")
+        lines += [f"  {failure}" for failure in summary.failures]
     if totals.faults:
         faults = ", ".join(f"{fault} × {count}" for fault, count in totals.faults.items())
         lines.append(f"Hook calls that could not be measured as they came: {faults}.")
@@ -140,8 +148,8 @@ def _ending(summary: Summary) -> str:
 def _unended(segment: Segment, *, live: bool) -> str:
     last = segment.episodes[-1].episode if segment.episodes else None
     if segment.failures:
-        failure = segment.failures[-1]
-        return f"FAILED {_after(last)}, on rank {failure.rank}: {failure.error}"
+        errors = dict.fromkeys(f"rank {f.rank}: {f.error}" for f in segment.failures)
+        return f"FAILED {_after(last)}: {'; '.join(errors)}"
     if live:
         return f"still running, {_after(last)}"
     return f"CUT OFF {_after(last)}: the journal ends without a summary (killed, or lost power)"
@@ -241,6 +249,20 @@ def readable(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
 
 
+def _impossible_lines(header: Header, impossible: Mapping[str, Impossible]) -> Iterator[str]:
+    """Yield every figure that no device could reach, under what it is measured against."""
+    yield (
+        "IMPOSSIBLE, and left out of the metrics, as the convention or its inputs are wrong (to"
+        f" reproduce: {Path(header.run_dir) / EVIDENCE_FOLDER}):"
+    )
+    for name, flaw in impossible.items():
+        unit = catalogue.CATALOGUE[name].unit
+        yield (
+            f"  {name:<48}{readable(flaw.value):>10} {unit}, where {readable(flaw.limit)} is most:"
+            f" {flaw.reason}"
+        )
+
+
 def _peak_lines(machine: Machine) -> Iterator[str]:
     if machine.peak_tflops is not None:
         bandwidth = "" if machine.bandwidth is None else f", {readable(machine.bandwidth)} TB/s"
@@ -254,8 +276,8 @@ def _rank_lines(totals: RunTotals) -> Iterator[str]:
     if totals.slowest_seconds:
         (rank, phase), excess = max(totals.slowest_seconds.items(), key=lambda item: item[1])
         yield (
-            f"Slowest: rank {rank} in {phase}, {excess:.3f} s above the mean of the ranks in all "
-            f"(of the episodes in which it was the slowest)."
+            f"Slowest: rank {rank}, by {phase}. In the episodes that it held up it took"
+            f" {excess:.3f} s more than the mean of the ranks, in all."
         )
     if totals.incomplete_episodes:
         yield (
@@ -266,4 +288,5 @@ def _rank_lines(totals: RunTotals) -> Iterator[str]:
 
 def _config(config: Mapping[str, Any]) -> Iterator[str]:
     for key, value in config.items():
-        yield textwrap.shorten(f"{key} = {value}", _WIDTH, placeholder=" …")
+        line = " ".join(f"{key} = {value}".split())
+        yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"

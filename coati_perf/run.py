@@ -139,7 +139,7 @@ def check_save_path(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        message = f"save_path {str(path)!r} cannot be written: {error}. Give a file that can be"
+        message = f"save_path {str(path)!r} cannot be written: {error}. Give another"
         raise OutputError(message) from error
 
 
@@ -148,7 +148,7 @@ def _open_journal(run_dir: Path) -> JournalWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         return JournalWriter(run_dir / FILE_NAME)
     except OSError as error:
-        message = f"run_dir {str(run_dir)!r} cannot be written: {error}. Give a folder that can be"
+        message = f"run_dir {str(run_dir)!r} cannot be written: {error}. Give another"
         raise OutputError(message) from error
 
 

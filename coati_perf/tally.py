@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
 
 from coati_perf import catalogue
-from coati_perf.batches import BatchCount, BatchLog, Shape, token_counts
-from coati_perf.cost import Amounts, Workload
-from coati_perf.flops.lengths import to_tensor
+from coati_perf.batches import BatchCount, BatchLog, Shape
+from coati_perf.cost import Amounts
 from coati_perf.phases import Node
 from coati_perf.row import Row
-
-
-def recorded_amounts(
-    workload: Workload, phase: str, prompts: Sequence[int], responses: Sequence[int]
-) -> Amounts:
-    """Return what real prompt and response lengths of one phase amount to, without padding.
-
-    ``generate`` counts tokens and generation, ``score`` the scoring forwards,
-    ``make_experience`` both, ``learn`` the learning; any other phase nothing.
-    """
-    amounts: Amounts = {}
-    pairs = collections.Counter(zip(prompts, responses, strict=True))
-    prompt, response = to_tensor(prompts), to_tensor(responses)
-    if phase in ("generate", "make_experience"):
-        catalogue.merge(amounts, token_counts(prompt, response))
-        catalogue.merge(amounts, workload.real_generation(prompt, response))
-        for pair, count in pairs.items():
-            padded = workload.padded_generation(1, *pair)
-            padded.pop(catalogue.GENERATE_BYTES, None)  # they depend on the batch, not known here
-            catalogue.merge(amounts, padded, count)
-    if phase in ("score", "make_experience"):
-        catalogue.merge(amounts, workload.real_scoring(prompt + response))
-        for pair, count in pairs.items():
-            catalogue.merge(amounts, workload.padded_scoring(1, sum(pair)), count)
-    if phase == "learn":
-        amounts[catalogue.LEARN_TOKENS] = float((prompt + response).sum())
-        catalogue.merge(amounts, workload.real_learning(prompt + response))
-        for pair, count in pairs.items():
-            catalogue.merge(amounts, workload.padded_learning(1, sum(pair)), count)
-    return amounts
 
 
 class Tally:

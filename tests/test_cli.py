@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -25,6 +26,17 @@ def test_report_prints_a_finished_run(make_evaluator, tmp_path, capsys):
 def test_report_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("coati-perf: no journal at ")
+
+
+def test_report_of_a_folder_of_runs_names_the_newest(tmp_path, capsys):
+    for age, name in enumerate(("new", "old")):
+        (tmp_path / name).mkdir()
+        journal = tmp_path / name / "journal.jsonl"
+        journal.touch()
+        os.utime(journal, (1000 - age, 1000 - age))
+    assert main(["report", str(tmp_path)]) == 2
+    newest = f"; the newest run there is {tmp_path / 'new'}\n"
+    assert capsys.readouterr().err.endswith(newest)
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--episodes", "0"]])

@@ -148,7 +148,7 @@ def test_a_driver_that_has_only_numbers(make_evaluator, read_run):
             "generate", seconds=4.0, prompt_lengths=[2, 3], response_lengths=torch.tensor([4, 1])
         )
         evaluator.record("score", seconds=1.0, prompt_lengths=[2, 3], response_lengths=[4, 1])
-        evaluator.record("learn", seconds=2.0, samples=8, prompt_lengths=[2], response_lengths=[4])
+        evaluator.record("learn", seconds=2.0, prompt_lengths=[2] * 8, response_lengths=[4] * 8)
     evaluator.close()
     metrics = read_run().episodes[0].metrics
     assert metrics[catalogue.PROMPT_TOKENS] == 5
@@ -158,9 +158,41 @@ def test_a_driver_that_has_only_numbers(make_evaluator, read_run):
     # prefixes run over without a KV cache: 2+3+4+5 and 3 tokens, 2 FLOP x 10 parameters each
     assert metrics[catalogue.GENERATE_FLOP] == 2 * 10 * (2 + 3 + 4 + 5 + 3)
     assert metrics[catalogue.SCORE_FLOP] == 2 * 100 * (6 + 4)
-    assert metrics[catalogue.LEARN_FLOP] == 6 * 30 * 6
+    assert metrics[catalogue.LEARN_FLOP] == 8 * 6 * 30 * 6
     assert metrics[catalogue.OTHER_S] == 3
     assert metrics["perf/throughput/response_tokens_per_s"] == 1.25
+
+
+def test_the_first_lines_of_a_plain_loops_report_go_by_its_phases(make_evaluator, clock, tmp_path):
+    """2 samples in 3 + 1 s; 2 FLOP x 10 parameters x prefixes of 2+3 and 3+4 tokens are nothing."""
+    evaluator = make_evaluator(save_path=tmp_path / "report.txt")
+    with evaluator.episode(0):
+        with evaluator.phase("generate"):
+            clock.advance(3.0)
+        with evaluator.phase("score"):
+            clock.advance(1.0)
+        evaluator.record("generate", prompt_lengths=[2, 3], response_lengths=[2, 2])
+    evaluator.close()
+    report = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "Generate 2 samples, throughput: 0.50 samples/s, TFLOPS per GPU: 0.00\n" in report
+
+
+def test_a_phase_name_that_trackers_refuse_is_made_legal_with_one_warning(
+    make_evaluator, clock, read_run, caplog
+):
+    evaluator = make_evaluator()
+    with evaluator.episode(0):
+        for name in ("a/b", "a/b", "other"):
+            with evaluator.phase(name):
+                clock.advance(1.0)
+    evaluator.close()
+    record = read_run().episodes[0]
+    assert record.phases == {"a_b": 2.0, "other_": 1.0}
+    assert record.faults == {}
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        "phase 'a/b' is shown as 'a_b'",
+        "phase 'other' is shown as 'other_'",
+    ]
 
 
 def test_phases_that_overlap_are_accounted_for(make_evaluator, read_run):
@@ -345,6 +377,10 @@ def test_a_forked_child_leaves_the_parents_run_alone(tmp_path):
         ({"clock": 3}, TypeError, "clock is 3; expected a callable"),
         ({"close_timeout_s": 0}, ValueError, "close_timeout_s is 0; expected a finite number"),
         ({"peak_tflops": "h100"}, ValueError, "peak_tflops is 'h100'; expected a finite number"),
+        ({"dtype": "bf16"}, TypeError, "dtype is 'bf16'; expected a torch.dtype"),
+        ({"models": {"acter": None}}, ValueError, "models has the roles none; expected 'actor'"),
+        ({"models": {"acter": 1, "critic": 1}}, ValueError, "models has the roles 'acter', 'crit"),
+        ({"models": {"initial": 1}}, ValueError, "models has the roles 'initial'; expected 'actor"),
         ({"sinks": "wandb"}, TypeError, r"expected a list of sinks, such as \['wandb'\]"),
     ],
 )

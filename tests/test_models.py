@@ -63,6 +63,7 @@ def padded(prompts, responses):
     )
 
 
+MODELS = {"actor": model(), "critic": model(100), "initial": model(10_000)}
 PROMPTS, RESPONSES = [5, 3, 4], [6, 2, 4]
 LENGTHS = [11, 5, 8]
 
@@ -79,7 +80,7 @@ def measure(tmp_path, clock, read_run):
             0,
             clock=clock,
             run_dir=tmp_path / "run",
-            models=models or {"actor": model(), "critic": model(100), "initial": model(10_000)},
+            models=models or MODELS,
             **{"peak_tflops": 1e-9, "peak_gb_per_s": 1.0, **options},
         )
         with evaluator.episode(0):
@@ -162,7 +163,8 @@ def test_the_report_shows_each_phases_speed_and_none_that_is_impossible(measure,
     assert table["learn"][0] == f"{useful / 1e12:.4g}"
     assert table["learn"][2] == f"{useful / 3e4:.1%}"
     assert "score" not in table, "101 · 357 FLOP in 1 s are above 3e4 FLOP/s"
-    assert any(line.startswith("IMPOSSIBLE: perf/mfu/score comes to") for line in lines)
+    impossible = next(n for n, line in enumerate(lines) if line.startswith("IMPOSSIBLE, and left"))
+    assert any(line.startswith("  perf/mfu/score ") for line in lines[impossible + 1 :])
 
 
 def test_given_lengths_take_the_place_of_masks(measure):
@@ -266,8 +268,7 @@ def test_checkpointing_is_that_of_the_models_that_are_configs(tmp_path, monkeypa
 def test_recorded_lengths_cost_what_the_same_masks_do(tmp_path, clock, read_run, measure):
     expected = measure(padded(PROMPTS, RESPONSES)).metrics
     evaluator = PerformanceEvaluator(
-        0, 0, 0, 0, run_dir=tmp_path / "recorded", clock=clock,
-        models={"actor": model(), "critic": model(100), "initial": model(10_000)},
+        0, 0, 0, 0, run_dir=tmp_path / "recorded", clock=clock, models=MODELS
     )  # fmt: skip
     with evaluator.episode(0):
         for phase in ("make_experience", "learn"):
@@ -284,6 +285,59 @@ def test_recorded_lengths_cost_what_the_same_masks_do(tmp_path, clock, read_run,
         assert metrics[name] == expected[name], name
     assert metrics[catalogue.GENERATE_EXECUTED] == metrics[catalogue.GENERATE_FLOP]
     assert "perf/tokens/padding_fraction" not in metrics
+    # One batch: all weights in the prefill and in each step of the longest; every prompt and all
+    # but the last response token are written, and a step reads the keys before it and its own.
+    written = 3 * (sum(PROMPTS) + sum(RESPONSES) - 3)
+    pairs = zip(PROMPTS, RESPONSES, strict=True)
+    read = 3 * sum(sum(range(prompt + 1, prompt + response)) for prompt, response in pairs)
+    assert metrics[catalogue.GENERATE_BYTES] == 2 * (6 * 1000 + written + read)
+
+
+def test_samples_without_lengths_have_no_tokens_and_no_speed(tmp_path, read_run):
+    evaluator = PerformanceEvaluator(0, 0, 0, 0, run_dir=tmp_path, models=MODELS)
+    with evaluator.episode(0):
+        evaluator.record("learn", seconds=1.0, samples=2)
+    evaluator.close()
+    record = read_run(tmp_path).episodes[0]
+    assert record.metrics[catalogue.LEARNED] == 2
+    assert catalogue.LEARN_TOKENS not in record.metrics
+    assert not any("mfu" in name or "flops" in name for name in record.metrics)
+    assert list(record.faults.values()) == [1]
+
+
+def test_without_models_nothing_is_said_of_flop(tmp_path, read_run):
+    evaluator = PerformanceEvaluator(
+        0, 0, 0, 0, run_dir=tmp_path / "run", save_path=tmp_path / "report"
+    )
+    with evaluator.episode(0):
+        evaluator.record("generate", seconds=1.0, prompt_lengths=[4], response_lengths=[3])
+        evaluator.record("learn", seconds=1.0, samples=2)
+        evaluator.on_learn_batch_start()
+        evaluator.on_learn_batch_end(padded(PROMPTS, RESPONSES))
+    evaluator.close()
+    record = read_run().episodes[0]
+    assert record.faults == {}
+    assert record.metrics[catalogue.RESPONSE_TOKENS] == 3
+    assert not any("tflops" in name or "flops" in name for name in record.metrics)
+    assert "FLOPs: not counted" in (tmp_path / "report").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("actor", "given", "expected"),
+    [
+        (torch.nn.Linear(2, 2, dtype=torch.float16), None, torch.float16),
+        (torch.nn.Linear(2, 2), torch.bfloat16, torch.bfloat16),
+        (SimpleNamespace(dtype=torch.float32), None, torch.float32),
+        (SimpleNamespace(dtype=None), None, torch.bfloat16),
+    ],
+    ids=["module", "given", "config", "config without"],
+)
+def test_the_peak_is_that_of_the_actors_dtype_unless_given(actor, given, expected, monkeypatch):
+    monkeypatch.setattr(CostModel, "traced", lambda *_, dtype, **__: traced.append(dtype))
+    traced = []
+    evaluator = PerformanceEvaluator(0, 0, 0, 0, models={"actor": actor}, dtype=given)
+    assert evaluator._settings.declared.dtype is expected
+    assert traced == [expected]
 
 
 def test_the_data_parallel_group_may_be_given_itself(tmp_path, read_run):

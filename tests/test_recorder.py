@@ -163,6 +163,17 @@ def test_a_rank_that_goes_on_after_a_failed_episode_misses_that_one_alone(
     assert run.summary.status == "finished"
 
 
+def test_ranks_that_say_nothing_when_rank_0_fails_are_named(start, exchange, tmp_path):
+    recorder = start()
+    exchange.depart(1, "RuntimeError: connection closed by peer")
+    exchange.depart(3)
+    recorder.put(Ending("RuntimeError: connection closed by peer", 0.3))
+    assert recorder.join(10)
+    error = read_journal(tmp_path / "journal.jsonl").segments[-1].summary.error
+    assert "rank 0: RuntimeError: connection closed by peer; " in error
+    assert error.endswith("; no word from rank 2 (killed, or waiting)")
+
+
 def test_a_failure_is_on_the_disk_before_the_fit_ends(start, exchange, tmp_path):
     """The launcher kills rank 0 as soon as it sees the other rank's process end."""
     recorder = start()

@@ -16,6 +16,7 @@ import torch
 
 from coati_perf import OutputError, PerformanceEvaluator, Timer, catalogue
 from coati_perf.callback import Callback
+from coati_perf.recorded import COUNTED_PHASES
 
 
 def run_episode(evaluator, experience, episode=0):
@@ -127,11 +128,19 @@ def test_each_fit_is_a_run_of_its_own(make_evaluator, make_experience, read_run,
         (lambda e, x: e.record("learn", seconds=-1.0),
          "record: ValueError: seconds is -1.0; expected a finite number of at least 0"),
         (lambda e, x: e.record("learn", prompt_lengths=[1], response_lengths=[]),
-         "record: ValueError: zip() argument 2 is shorter than argument 1"),
+         "record: ValueError: there are 1 prompt_lengths and 0 response_lengths; expected as many"),
+        (lambda e, x: e.record("learn", samples=-2),
+         "record: ValueError: samples is -2; expected at least 0"),
+        (lambda e, x: e.record("learn", samples=3, prompt_lengths=[1], response_lengths=[1]),
+         "record: ValueError: samples is 3, with the lengths of 1; expected as many"),
+        (lambda e, x: e.record("learn", prompt_lengths=[-1], response_lengths=[1]),
+         "record: ValueError: prompt_lengths has -1; expected lengths of at least 0"),
+        (lambda e, x: e.record("a", samples=1),
+         "record: ValueError: phase 'a' counts no samples; " + ", ".join(COUNTED_PHASES) + " do"),
+        (lambda e, x: e.record("learn", samples=2),
+         "record('learn', samples=…) without lengths: their tokens and FLOP are left out"),
         (lambda e, x: e.phase([]),
          "phase: TypeError: unhashable type: 'list'"),
-        (lambda e, x: e.phase("a/b"),
-         "phase 'a/b' is named 'a_b': letters, digits, _ - ."),
     ],
 )  # fmt: skip
 def test_misuse_is_logged_once_and_counted_and_training_goes_on(
@@ -161,6 +170,29 @@ def test_an_action_mask_of_none_counts_all_but_the_flop_of_generation(
     assert record.metrics[catalogue.SCORE_FLOP] == 2 * 4 * 64 * (10 + 20 + 30 + 40)
     assert catalogue.GENERATE_FLOP not in record.metrics
     assert any("action_mask is None" in fault for fault in record.faults)
+
+
+def test_an_episode_left_by_an_exception_is_named_though_training_goes_on(
+    make_evaluator, make_experience, read_run, tmp_path
+):
+    evaluator = make_evaluator(save_path=tmp_path / "report.txt")
+    for number in range(4):
+        try:
+            with evaluator.episode(number):
+                if number in (1, 2):
+                    raise ValueError("a bad batch")
+        except ValueError:
+            pass
+    evaluator.close()
+    run = read_run()
+    assert run.summary.status == "finished"
+    assert [failure.episode for failure in run.failures] == [1, 2]
+    report = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert (
+        "Left by an exception, and not counted:\n"
+        "  rank 0, episode 1: ValueError: a bad batch\n"
+        "  rank 0, episode 2: ValueError: a bad batch\n"
+    ) in report
 
 
 def test_an_exception_in_an_episode_marks_the_run_as_failed(
@@ -281,7 +313,8 @@ def test_an_impossible_figure_is_marked_and_never_among_the_metrics(
     assert record.metrics[catalogue.IMPOSSIBLE_FIGURES] == 1
     assert "perf/tflops/overall_per_device" in record.metrics, "that one is possible"
     report = (tmp_path / "report.txt").read_text(encoding="utf-8")
-    assert f"IMPOSSIBLE: {name} comes to 1,536,000 TFLOP/s, above the peak of any" in report
+    assert f"(to reproduce: {tmp_path / 'run' / 'impossible'}):\n  {name} " in report
+    assert "1,536,000 TFLOP/s, where 5,000 is most: above the peak of any device" in report
 
 
 def test_the_peak_of_the_device_is_the_limit_where_it_is_given(

@@ -32,7 +32,7 @@ class TextReportSink:
         assert self._header is not None
         report = (
             f"{self._header.seed_config_line}\n"
-            f"{seed_report(self._totals)}\n"
+            f"{seed_report(self._totals)}\n\n"
             f"{render_run(self._header, self._totals, summary)}\n"
         )
         with self.path.open("a", encoding="utf-8") as file:

@@ -96,6 +96,16 @@ def test_a_dead_rank_holds_up_the_fits_end_for_the_close_timeout_at_most(fork, s
     assert said("done", 0)[0] < 1.5
 
 
+@RANKS
+def test_a_killed_rank_is_named_by_its_silence(fork, read_run, ranks):
+    fork(ranks, "kill_rank_1")
+    run = read_run()
+    assert [record.episode for record in run.episodes] == [0, 1]
+    assert run.summary.status == "failed"
+    assert "rank 0: RuntimeError: " in run.summary.error
+    assert "; no word from rank 1" in run.summary.error  # others may be waiting for it still
+
+
 def test_a_dead_rank_0_does_not_stop_the_others(fork, said):
     """The store's server dies with rank 0: the figures are lost, the training goes on."""
     fork(2, "rank_0_ends_first")

@@ -342,6 +342,17 @@ def kill_in_episode_5(rank):
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_rank_1(rank):
+    """Rank 1 is killed in episode 2; the others fail at the all-reduce that it does not come to."""
+    rank.join()
+    evaluator = rank.evaluator()
+    with fit_of(evaluator):
+        for episode in range(4):
+            if rank.number == 1 and episode == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            small_episode(evaluator, episode, training_step)
+
+
 def finish_3_episodes(rank):
     evaluator = rank.evaluator()
     with fit_of(evaluator):
