@@ -63,6 +63,17 @@ GENERATE_BYTES = "perf/bytes/generate"
 TRAINING_THREAD_S = "perf/overhead/training_thread_s"
 HOOK_FAULTS = "perf/health/hook_faults"
 IMPOSSIBLE_FIGURES = "perf/health/impossible_figures"
+JOURNAL_WAITING = "perf/health/journal_waiting"
+JOURNAL_LOST = "perf/health/journal_lost"
+
+# The health of each sink, by the name that the user gave: ``perf/sink/wandb_errors``.
+_SINK_PREFIX = "perf/sink/"
+SINK_HEALTH = {
+    "lag_episodes": "episodes recorded before this one that the sink has not taken in yet",
+    "errors": "calls that failed, since the run began",
+    "retries": "times that it was tried again",
+    "dropped": "episodes that it can never get, as neither journal nor memory could hold them",
+}
 
 RANKS_REPORTED = "perf/ranks/reported"
 RANKS_MISSING = "perf/ranks/missing"
@@ -83,6 +94,16 @@ _LOST = {
     "learn": "learn",
 }
 RESERVED_PHASE_NAMES = frozenset({"episode", "other", "overlap"})
+
+
+def sink_metric(sink: str, what: str) -> str:
+    """Return the name of a metric of a sink's health, ``what`` of ``SINK_HEALTH``."""
+    return f"{_SINK_PREFIX}{to_phase_name(sink)}_{what}"
+
+
+def is_phase_time(name: str) -> bool:
+    """Say whether a name outside the catalogue is the time of a user's own phase."""
+    return name not in CATALOGUE and not name.startswith(_SINK_PREFIX)
 
 
 def is_phase_name(name: str) -> bool:
@@ -507,6 +528,16 @@ CATALOGUE = _by_name(
             name=IMPOSSIBLE_FIGURES,
             unit="figures",
             meaning="figures left out of the metrics since no device could reach them",
+        ),
+        Derived(
+            name=JOURNAL_WAITING,
+            unit="lines",
+            meaning="lines before this one that the journal could not take, kept in memory",
+        ),
+        Derived(
+            name=JOURNAL_LOST,
+            unit="lines",
+            meaning="lines given up, as the journal could take none for too long",
         ),
         Derived(name=RANKS_REPORTED, unit="ranks", meaning="ranks whose figures are in the record"),
         Derived(name=RANKS_MISSING, unit="ranks", meaning="ranks that sent none in time"),

@@ -11,23 +11,45 @@ from coati_perf import __version__
 from coati_perf.flops import UntraceableModelError
 from coati_perf.flops_table import ConfigError, flops_table, load_config
 from coati_perf.journal import JournalError, read_journal
+from coati_perf.replay import ReplayError, replay
 from coati_perf.report import render_journal
+from coati_perf.sinks import SinkError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 0, or 2 with one line on what was wrong."""
+    """Run a command; return the exit status: 0, or 2 with one line on what was wrong.
+
+    A replay that did not deliver everything returns 1.
+    """
     options = _parser().parse_args(arguments)
     try:
         if options.command == "report":
             sys.stdout.write(render_journal(read_journal(options.journal)))
+        elif options.command == "replay":
+            return _replay(options)
         elif options.command == "flops":
             _flops(options.model, options.prompt, options.response, options.batch)
         else:
             _demo(options)
-    except (JournalError, OSError, ConfigError, UntraceableModelError) as error:
+    except (
+        JournalError,
+        OSError,
+        ConfigError,
+        UntraceableModelError,
+        SinkError,
+        ReplayError,
+    ) as error:
         sys.stderr.write(f"coati-perf: {error}\n")
         return 2
     return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    results = replay(options.journal, options.to, follow=options.follow, again=options.again)
+    for result in results:
+        ending = "has everything" if result.error is None else f"FAILED: {result.error}"
+        sys.stdout.write(f"{result.sink}: {result.episodes} episodes delivered, {ending}\n")
+    return int(any(result.error is not None for result in results))
 
 
 def _flops(model: Path, prompt: int, response: int, batch: int) -> None:
@@ -58,6 +80,21 @@ def _parser() -> argparse.ArgumentParser:
         "report", help="print the summary of a finished, running or killed run"
     )
     report.add_argument("journal", help="a journal.jsonl, or the run directory that holds it")
+    again = commands.add_parser(
+        "replay", help="deliver a run to sinks: what they did not get, or all of it"
+    )
+    again.add_argument("journal", type=Path, help="a journal.jsonl, or the run directory")
+    again.add_argument(
+        "--to",
+        action="append",
+        required=True,
+        metavar="SINK",
+        help="name or name:argument; more than one may be given",
+    )
+    again.add_argument("--follow", action="store_true", help="go on until the run has ended")
+    again.add_argument(
+        "--again", action="store_true", help="from the start, whatever was delivered"
+    )
     demo = commands.add_parser("demo", help="train a tiny model with PPO, and measure it")
     demo.add_argument("--episodes", type=_positive, default=14, help="default: %(default)s")
     demo.add_argument("--seed", type=int, default=0, help="default: %(default)s")

@@ -40,22 +40,23 @@ class JournalWriter:
     def __init__(self, path: Path) -> None:
         """Open ``path`` to append; raises OSError where that cannot be done."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._descriptor = _open(path)
+        if not _lock(self._descriptor):
             os.close(self._descriptor)
             message = f"{path} is being written by another run; give this one another run_dir"
-            raise FileExistsError(message) from None
-        except OSError:
-            pass  # A file system without locks: readers cannot tell a live run from a dead one.
+            raise FileExistsError(message)
         _open_writers.add(self)
         self.size = os.fstat(self._descriptor).st_size
         if self.size and os.pread(self._descriptor, 1, self.size - 1) != b"\n":
             self._write(b"\n")  # the last run was killed in mid-write: close its torn line
 
     def append(self, line: JournalLine) -> None:
-        """Write one line and have it on the disk; raises OSError where it cannot be written."""
+        """Write one line and have it on the disk; raises OSError where it cannot be written.
+
+        A journal that was deleted is there again, whole.
+        """
+        if os.fstat(self._descriptor).st_nlink == 0:
+            self._restore()
         self._write(_encoder.encode(line) + b"\n")
         with contextlib.suppress(OSError):  # some file systems cannot; the line is written
             os.fdatasync(self._descriptor)
@@ -73,6 +74,20 @@ class JournalWriter:
         self._descriptor = -1
         _open_writers.discard(self)
 
+    def _restore(self) -> None:
+        """Write the deleted file, which the descriptor still holds, to its path again."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _open(self.path)
+        content = os.pread(self._descriptor, self.size, 0)
+        if os.write(descriptor, content) < len(content):
+            os.close(descriptor)
+            self.path.unlink()
+            message = f"the deleted journal {self.path} cannot be written again"
+            raise OSError(message)
+        _lock(descriptor)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+
     def _write(self, data: bytes) -> None:
         written = os.write(self._descriptor, data)
         if written < len(data):  # The disk is full: take the torn piece back.
@@ -80,6 +95,21 @@ class JournalWriter:
             message = f"only {written} of {len(data)} bytes could be written to {self.path}"
             raise OSError(message)
         self.size += written
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a journal against other writers; say whether no other has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # A file system without locks: readers cannot tell a live run from a dead one.
+    return True
 
 
 def _forget_in_child() -> None:
@@ -121,9 +151,14 @@ class JournalReader:
     def lines(self) -> Iterator[JournalLine]:
         """Yield the whole lines after the cursor and move it past each one that was taken in.
 
-        The cursor moves when the next line is asked for: what the caller fails on comes again.
+        The cursor moves when the next line is asked for: what the caller fails on comes again. A
+        file that is gone has no lines; its writer makes it again.
         """
-        with self.path.open("rb") as file:
+        try:
+            opened = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with opened as file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -167,7 +202,7 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
         hint = "" if newest is None else f"; the newest run there is {newest.parent}"
         message = f"no journal at {file}: give a run directory or its {FILE_NAME}{hint}"
         raise FileNotFoundError(message)
-    live = _is_locked(file)
+    live = is_live(file)
     reader = JournalReader(file)
     segments: list[Segment] = []
     for line in reader.lines():
@@ -199,7 +234,8 @@ def _schema(line: bytes) -> int:
     return schema if isinstance(schema, int) else 0
 
 
-def _is_locked(path: Path) -> bool:
+def is_live(path: Path) -> bool:
+    """Say whether a process has the journal open to write."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -7,13 +7,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from coati_perf import catalogue
 from coati_perf.evidence import write_evidence
 from coati_perf.exchange.base import Exchange
-from coati_perf.journal import JournalWriter
+from coati_perf.feed import Feed
 from coati_perf.record import EpisodeRecord, Failure, Header, JournalLine, Summary
 from coati_perf.reduce import reduce_rows
 from coati_perf.row import Departure, Row, decode_departure, decode_row
@@ -30,8 +31,6 @@ _MAX_PAUSE_S = 0.05
 _MIN_PAUSE_S = 0.001
 # Ranks that keep an episode waiting so long are asked for: their fit may have ended.
 _ASK_AFTER_S = 0.5
-# Lines that could not be written are tried again with the next ones; more are given up.
-_MAX_UNWRITTEN = 1000
 
 
 # So many failures after which training went on are named at the end.
@@ -56,23 +55,25 @@ class Recorder:
     """Gathers each episode's rows, reduces them and appends the record to the journal.
 
     ``put`` is all that the training thread calls; it never waits. ``notify`` is called after
-    each append. The journal is written and closed by this thread alone.
+    each append, ``health`` for further metrics of each record. The journal is written and closed
+    by this thread alone.
     """
 
     def __init__(
         self,
         header: Header,
         exchange: Exchange,
-        journal: JournalWriter,
+        feed: Feed,
         notify: Callable[[], None],
+        health: Callable[[], Mapping[str, float]],
     ) -> None:
         self.latest: EpisodeRecord | None = None
-        self.unwritten: collections.deque[JournalLine] = collections.deque(maxlen=_MAX_UNWRITTEN)
-        self.written_episodes = 0
+        self.recorded_episodes = 0
         self._header = header
         self._exchange = exchange
-        self._journal = journal
+        self._feed = feed
         self._notify = notify
+        self._health = health
         self._inbox: queue.SimpleQueue[Row | UnresolvedRow | Departure | Ending] = (
             queue.SimpleQueue()
         )
@@ -128,7 +129,7 @@ class Recorder:
         else:
             self._ending = message
             self._end_by = time.monotonic() + message.grace_s
-            self._report(Departure(0, self.written_episodes, None, message.error))
+            self._report(Departure(0, self.recorded_episodes, None, message.error))
 
     def _look_for_failures(self) -> None:
         if self._exchange.world_size > 1 and self._exchange.any_failure():
@@ -211,7 +212,12 @@ class Recorder:
             at=time.time(),
             episode=rows[0].episode,
             convention=header.convention,
-            metrics=reduced.metrics,
+            metrics={
+                **reduced.metrics,
+                catalogue.JOURNAL_WAITING: float(self._feed.waiting),
+                catalogue.JOURNAL_LOST: float(self._feed.lost),
+                **self._health(),
+            },
             phases=reduced.phases,
             ranks=header.world_size,
             ranks_missing=[rank for rank in range(header.world_size) if rank not in rows],
@@ -224,7 +230,7 @@ class Recorder:
         if record.impossible:
             self._keep_evidence(record)
         self._last_episode = record.episode
-        self.written_episodes += 1
+        self.recorded_episodes += 1
         self.latest = record
 
     def _keep_evidence(self, record: EpisodeRecord) -> None:
@@ -235,13 +241,10 @@ class Recorder:
 
     def _append(self, line: JournalLine) -> None:
         """Write a line, after those that could not be written before it."""
-        self.unwritten.append(line)
         try:
-            while self.unwritten:
-                self._journal.append(self.unwritten[0])
-                self.unwritten.popleft()
+            self._feed.append(line)
         except OSError as error:
-            self._warn(f"the journal {self._journal.path} cannot be written", error)
+            self._warn(f"the journal {self._feed.journal.path} cannot be written", error)
         self._notify()
 
     def _may_end(self, ending: Ending) -> bool:
@@ -285,7 +288,7 @@ class Recorder:
                 run_id=self._header.run_id,
                 at=time.time(),
                 status="failed" if errors else "finished",
-                episodes=self.written_episodes,
+                episodes=self.recorded_episodes,
                 last_episode=self._last_episode,
                 error="; ".join(errors) or None,
                 failures=[
@@ -295,7 +298,7 @@ class Recorder:
                 ][:_MAX_FAILURES],
             )
         )
-        self._journal.close()
+        self._feed.journal.close()
         self._exchange.close()
 
     def _warn(self, what: str, error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import logging
 import os
 import platform
@@ -10,21 +11,24 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coati_perf import catalogue
 from coati_perf._version import __version__
 from coati_perf.errors import describe_error
 from coati_perf.exchange.base import Exchange
+from coati_perf.feed import Feed
 from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
 from coati_perf.plain import plain
 from coati_perf.record import Header
 from coati_perf.recorder import Ending, Recorder
 from coati_perf.redaction import mask_secrets
 from coati_perf.sinks import SinkSource
+from coati_perf.sinks.cursor import Cursor
 from coati_perf.sinks.text import TextReportSink
 from coati_perf.sinks.worker import SinkWorker
 from coati_perf.survey import device_name, survey
@@ -50,10 +54,11 @@ class Run:
         if settings.save_path is not None:
             check_save_path(settings.save_path)
             text_sink = TextReportSink(settings.save_path)
-            sinks += (SinkSource("text", lambda: text_sink),)
+            sinks += (SinkSource(f"text:{settings.save_path}", lambda: text_sink),)
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         self.run_dir = (settings.run_dir or Path("coati_perf_runs") / run_id).absolute()
         self._close_timeout_s = settings.close_timeout_s
+        self._run_id = run_id
         self._pid = os.getpid()
         self._closed = False
         journal = _open_journal(self.run_dir)
@@ -86,11 +91,14 @@ class Run:
             warnings=list(settings.workload.warnings),
         )
         _write_first_line(journal, header)
-        self.journal_path = journal.path
-        self._workers = [
-            SinkWorker(source.label, source.make(), journal.path, offset) for source in sinks
-        ]
-        self.recorder = Recorder(header, exchange, journal, self._wake_sinks)
+        self._feed = feed = Feed(journal)
+        cursors = _numbered(source.label for source in sinks)
+        names = _numbered(source.label.partition(":")[0] for source in sinks)
+        self._workers = {
+            name: SinkWorker(source, journal.path, Cursor(self.run_dir, cursor, offset), feed)
+            for name, source, cursor in zip(names, sinks, cursors, strict=True)
+        }
+        self.recorder = Recorder(header, exchange, feed, self._wake_sinks, self._health)
         self._wake_sinks()
         atexit.register(self.close_at_exit)
 
@@ -104,20 +112,20 @@ class Run:
         grace_s = self._close_timeout_s / 2 if error is None else _FAILED_GRACE_S
         self.recorder.put(Ending(error, grace_s))
         recorded = self.recorder.join(self._close_timeout_s)
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.finish()
-        for worker in self._workers:
+        for worker in self._workers.values():
             if not worker.join(max(deadline - time.monotonic(), 0.0)):
                 _logger.warning(
-                    "sink %s got %d of %d episodes and was not closed (%s); all are in %s",
+                    "sink %s got %d of %d episodes and was not closed (%s); later: %s",
                     worker.label,
-                    worker.delivered,
-                    self.recorder.written_episodes,
+                    worker.delivered(self._run_id),
+                    self.recorder.recorded_episodes,
                     worker.last_error or f"not done within {self._close_timeout_s:g} s",
-                    self.journal_path,
+                    worker.how_to_replay,
                 )
-        if not recorded or self.recorder.unwritten:
-            _logger.warning("the journal %s is not complete", self.journal_path)
+        if not recorded or self._feed.waiting or self._feed.lost:
+            _logger.warning("the journal %s is not complete", self._feed.journal.path)
 
     def close_at_exit(self) -> None:
         """Close a fit whose trainer never said that it ended, when the interpreter exits."""
@@ -125,8 +133,27 @@ class Run:
         self.close(None if uncaught is None else describe_error(uncaught))
 
     def _wake_sinks(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.wake()
+
+    def _health(self) -> dict[str, float]:
+        """Return the health of every sink, as metrics of the next record."""
+        recorded = self.recorder.recorded_episodes
+        return {
+            catalogue.sink_metric(name, what): float(value)
+            for name, worker in self._workers.items()
+            for what, value in worker.health(self._run_id, recorded).items()
+        }
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """Return the names, with a number behind one that was there before."""
+    numbers: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for name in names:
+        numbers[name] += 1
+        numbered.append(name if numbers[name] == 1 else f"{name} {numbers[name]}")
+    return numbered
 
 
 def check_save_path(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from coati_perf import recorder as recorder_module
 from coati_perf.exchange import NoExchange
+from coati_perf.feed import Feed
 from coati_perf.journal import JournalWriter, read_journal
 from coati_perf.recorder import Ending, Recorder
 from coati_perf.row import Departure, Row, encode
@@ -72,8 +73,9 @@ def start(tmp_path, exchange):
         return Recorder(
             msgspec.structs.replace(HEADER, world_size=exchange.world_size),
             exchange,
-            writer,
+            Feed(writer),
             lambda: None,
+            dict,
         )
 
     return start
@@ -113,7 +115,7 @@ def test_episodes_are_recorded_in_order(start, exchange, tmp_path):
     for sequence in (1, 0):
         for rank in (1, 2, 3):
             exchange.arrive(rank, sequence)
-    wait_until(lambda: recorder.written_episodes == 2)
+    wait_until(lambda: recorder.recorded_episodes == 2)
     assert [record.episode for record in end(recorder, tmp_path).episodes] == [0, 1]
 
 
@@ -152,11 +154,11 @@ def test_a_rank_that_goes_on_after_a_failed_episode_misses_that_one_alone(
         recorder.put(row(0, sequence))
         exchange.arrive(1, sequence)
         exchange.arrive(3, sequence)
-    wait_until(lambda: recorder.written_episodes == 1)
+    wait_until(lambda: recorder.recorded_episodes == 1)
     time.sleep(0.1)
-    assert recorder.written_episodes == 1, "the second episode waits for rank 2"
+    assert recorder.recorded_episodes == 1, "the second episode waits for rank 2"
     exchange.arrive(2, 1)
-    wait_until(lambda: recorder.written_episodes == 2)
+    wait_until(lambda: recorder.recorded_episodes == 2)
     exchange.depart(2, sequence=2)
     run = end(recorder, tmp_path)
     assert [record.ranks_missing for record in run.episodes] == [[2], []]
@@ -215,7 +217,7 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room(
     monkeypatch.setattr(os, "write", write)
     recorder.put(row(0, 0))
     recorder.put(row(0, 1))
-    wait_until(lambda: recorder.written_episodes == 2)
+    wait_until(lambda: recorder.recorded_episodes == 2)
     assert read_journal(tmp_path / "journal.jsonl").segments[0].episodes == []
     full[0] = False
     run = end(recorder, tmp_path)

@@ -13,10 +13,16 @@ class Sink(Protocol):
 
     The order is ``open``, then ``write`` per episode in the order of the journal, then ``close``.
     Constructing a sink does no input or output. Any method may raise or take its time: training
-    does not notice. After an exception the same call is made again with the same argument, when
-    the next record comes and twice at the end of the run; so a ``write`` that failed half way must
-    bear to be repeated. After ``close`` a sink may be opened again for another run.
+    does not notice. After an exception the same call is made again with the same argument, after
+    growing pauses and a few times at the end of the run; so a ``write`` that failed half way must
+    bear to be repeated. A call that takes two minutes is given up, for another sink of the same
+    name. After ``close`` a sink may be opened again for another run.
     ``record.metrics`` is a plain dict of finite floats; do not change it.
+
+    Where the process was killed, the next one goes on in the middle of a run: ``open`` with the
+    header of that run, then the episodes that are left. A sink that keeps rows in memory, or sums
+    them up, has a class attribute ``needs_whole_run = True``: it gets that run from its start
+    again, and sees to it that nothing is there twice.
     """
 
     def open(self, header: Header) -> None:

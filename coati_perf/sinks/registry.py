@@ -30,10 +30,14 @@ class MissingDependencyError(SinkError, ImportError):
 
 
 class SinkSource(msgspec.Struct, frozen=True):
-    """A sink as the user asked for it: ``label`` for messages, ``make`` gives the sink of a fit."""
+    """A sink as the user asked for it: ``label`` for messages, ``make`` gives the sink of a fit.
+
+    A ``named`` one is made anew by each call, any other is the user's own object.
+    """
 
     label: str
     make: Callable[[], Sink]
+    named: bool = True
 
 
 def require(module: str, extra: str) -> None:
@@ -69,7 +73,7 @@ def _source(sink: str | Sink) -> SinkSource:
         return source
     # The class of a sink has the methods too, so that it would pass for one.
     if isinstance(sink, Sink) and not isinstance(sink, type):
-        return SinkSource(type(sink).__name__, lambda: sink)
+        return SinkSource(type(sink).__name__, lambda: sink, named=False)
     message = (
         f"{sink!r} is a {type(sink).__name__}; expected a sink's name, 'name:argument', "
         "or an object with open(header), write(record) and close(summary)"

@@ -16,6 +16,8 @@ from coati_perf.totals import RunTotals
 class TextReportSink:
     """Appends one report per run, when the run ends: ColossalChat's lines, then ours."""
 
+    needs_whole_run = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._header: Header | None = None

@@ -7,7 +7,10 @@ import time
 
 import pytest
 
+from coati_perf.journal import FILE_NAME
 from coati_perf.record import EpisodeRecord, Header, Summary
+from coati_perf.sinks import SinkSource
+from coati_perf.sinks.cursor import Cursor
 from coati_perf.sinks.worker import SinkWorker
 
 
@@ -66,7 +69,8 @@ def test_a_call_that_fails_in_the_last_round_is_made_once_more(make_evaluator, t
     """However late the thread wakes: here it first runs when the whole run is written."""
     fit(make_evaluator())
     sink = Recording(fails=(5,))
-    worker = SinkWorker("late", sink, tmp_path / "run" / "journal.jsonl", 0)
+    source = SinkSource("late", lambda: sink)
+    worker = SinkWorker(source, tmp_path / "run" / FILE_NAME, Cursor(tmp_path, "late", 0))
     worker.finish()
     assert worker.join(10)
     assert [type(line) for line in sink.lines] == [Header, *3 * [EpisodeRecord], Summary]
