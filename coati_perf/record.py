@@ -101,6 +101,8 @@ class Failure(Line, frozen=True, kw_only=True, tag="failure"):
 class Summary(Line, frozen=True, kw_only=True, tag="summary"):
     """Last line of a segment. ``status`` is ``finished`` or ``failed``; with the reason.
 
+    A sink gets one of status ``killed`` for a segment that has none.
+
     ``failures`` holds the first of the exceptions that left an episode or the fit, those after
     which training went on too.
     """

@@ -14,7 +14,7 @@ import msgspec
 from tqdm import tqdm
 
 from coati_perf.journal import FILE_NAME, is_live, read_journal
-from coati_perf.sinks.cursor import FOLDER, Cursor
+from coati_perf.sinks.cursor import FOLDER, Cursor, cursor_path
 from coati_perf.sinks.registry import SinkSource, parse_sinks
 from coati_perf.sinks.worker import SinkWorker
 
@@ -84,18 +84,17 @@ def _alone(run_dir: Path) -> Iterator[None]:
 
 
 def _cursor(source: SinkSource, journal: Path, *, again: bool) -> Cursor:
-    cursor = Cursor(journal.parent, source.label, 0)
-    if cursor.path.exists() and is_live(journal):
+    path = cursor_path(journal.parent, source.label)
+    if path.exists() and is_live(journal):
         message = f"the run is still being written, and feeds {source.label} itself"
         raise ReplayError(message)
     if again:
-        cursor.path.unlink(missing_ok=True)
-        cursor = Cursor(journal.parent, source.label, 0)
-    return cursor
+        path.unlink(missing_ok=True)
+    return Cursor(journal.parent, source.label, 0)
 
 
 def _bar(worker: SinkWorker, journal: Path) -> tqdm[Any]:
-    return tqdm[Any](
+    bar: tqdm[Any] = tqdm(
         desc=worker.label,
         total=journal.stat().st_size,
         initial=worker.offset,
@@ -103,6 +102,7 @@ def _bar(worker: SinkWorker, journal: Path) -> tqdm[Any]:
         unit_scale=True,
         file=sys.stderr,
     )
+    return bar
 
 
 def _show(bars: Sequence[tqdm[Any]], workers: Sequence[SinkWorker], journal: Path) -> None:

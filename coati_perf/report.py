@@ -140,6 +140,8 @@ def render_journal(journal: Journal) -> str:
 
 
 def _ending(summary: Summary) -> str:
+    if summary.status == "killed":
+        return _cut_off(summary.last_episode)
     if summary.status == "failed":
         return f"FAILED {_after(summary.last_episode)}: {summary.error}"
     return "finished"
@@ -152,7 +154,12 @@ def _unended(segment: Segment, *, live: bool) -> str:
         return f"FAILED {_after(last)}: {'; '.join(errors)}"
     if live:
         return f"still running, {_after(last)}"
-    return f"CUT OFF {_after(last)}: the journal ends without a summary (killed, or lost power)"
+    return _cut_off(last)
+
+
+def _cut_off(last_episode: int | None) -> str:
+    ending = "the journal ends without a summary (killed, or lost power)"
+    return f"CUT OFF {_after(last_episode)}: {ending}"
 
 
 def _after(last_episode: int | None) -> str:

@@ -28,6 +28,13 @@ class Position(msgspec.Struct, frozen=True):
     last_episode: int | None = None
 
 
+def cursor_path(run_dir: Path, label: str) -> Path:
+    """Return where the position of a sink in the journal of ``run_dir`` is kept."""
+    digest = hashlib.sha256(label.encode()).hexdigest()[:8]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", label)[:60]
+    return run_dir / FOLDER / f"{stem}-{digest}.json"
+
+
 class Cursor:
     """The position of the sink ``label`` in the journal of ``run_dir``, kept beside it.
 
@@ -36,14 +43,13 @@ class Cursor:
     """
 
     def __init__(self, run_dir: Path, label: str, default: int) -> None:
-        digest = hashlib.sha256(label.encode()).hexdigest()[:8]
-        stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", label)[:60]
-        self.path = run_dir / FOLDER / f"{stem}-{digest}.json"
+        self.path = cursor_path(run_dir, label)
+        self.position = Position(-1)
         self._warned = False
         try:
             self.position = msgspec.json.decode(self.path.read_bytes(), type=Position)
         except (OSError, msgspec.DecodeError):
-            self.position = Position(default)
+            self.save(Position(default))
 
     def save(self, position: Position) -> None:
         """Have a new position survive this process; logs once where that is impossible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,14 @@ class TensorBoardSink:
     ``train_config`` goes to the HPARAMS tab, flattened, beside the last value of every metric of
     the catalogue; the layout of the CUSTOM SCALARS tab has one chart per group of metrics; the
     report goes to the TEXT tab when the run ends. Every episode is flushed, so that a killed
-    process loses none that it wrote.
+    process loses none that it wrote; what is in the folder already is not written again.
     """
+
+    needs_whole_run = True
 
     def __init__(self, directory: str | None = None) -> None:
         self._directory = directory
+        self._there: set[tuple[str, int]] = set()
         self._writer: SummaryWriter | None = None
         self._header: Header | None = None
         self._totals = RunTotals(Machine(ranks=1))
@@ -36,10 +40,11 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        directory = Path(self._directory or Path(header.run_dir) / "tensorboard")
+        directory = Path(self._directory or Path(header.run_dir) / "tensorboard") / header.run_id
         self._header = header
         self._totals = RunTotals(header.machine)
-        self._writer = writer = SummaryWriter(str(directory / header.run_id))
+        self._there = set(_scalars(directory))
+        self._writer = writer = SummaryWriter(str(directory))
         writer.add_custom_scalars(_layout())
         # SummaryWriter.add_hparams would start a second run at step 0 for the metrics' values.
         # Written by hand into this run, the tab shows the last value of each scalar instead.
@@ -52,11 +57,14 @@ class TensorBoardSink:
         writer.flush()
 
     def write(self, record: EpisodeRecord) -> None:
-        self._totals.add(record)
         writer = self._opened()
         for name, value in record.metrics.items():
-            writer.add_scalar(name, value, record.episode, walltime=record.at)
+            if (name, record.episode) not in self._there:
+                writer.add_scalar(name, value, record.episode, walltime=record.at)
+                self._there.add((name, record.episode))
         writer.flush()
+        self._there.difference_update((name, record.episode) for name in record.metrics)
+        self._totals.add(record)
 
     def close(self, summary: Summary) -> None:
         writer = self._opened()
@@ -74,6 +82,17 @@ class TensorBoardSink:
             message = "the TensorBoard writer is not open"
             raise RuntimeError(message)
         return self._writer
+
+
+def _scalars(directory: Path) -> Iterator[tuple[str, int]]:
+    """Yield the tag and step of every scalar that is in the folder."""
+    from tensorboard.backend.event_processing.directory_loader import DirectoryLoader
+    from tensorboard.backend.event_processing.event_file_loader import TimestampedEventFileLoader
+
+    if directory.is_dir():
+        for _, event in DirectoryLoader(str(directory), TimestampedEventFileLoader).Load():
+            for value in event.summary.value:
+                yield value.tag, event.step
 
 
 def _layout() -> dict[str, Any]:

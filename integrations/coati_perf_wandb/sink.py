@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_perf.record import EpisodeRecord, Header, Summary
@@ -13,12 +15,19 @@ if TYPE_CHECKING:
 
 EPISODE = "perf/episode"
 
+# In seconds, where the user has set none: an unreachable server would hold up wandb.init for 100,
+# and one that died the interpreter's exit for minutes.
+_LIMITS = {"init_timeout": 30.0, "finish_timeout": 20.0, "finish_timeout_raises": True}
+
 
 class WandbSink:
     """Logs every metric against ``perf/episode``, in a run of its own or in the one that is open.
 
     Without an open run, one is started with ``train_config`` as its config and finished at the
-    end; wandb's own settings (``WANDB_MODE`` and the like) hold.
+    end; wandb's own settings (``WANDB_MODE`` and the like) hold. Its id is that of our run, and
+    each episode has a step of its own: where wandb lost the last rows of a killed process (it
+    keeps some 32 KiB in memory), or its server was away, the run is handed over again, and wandb
+    takes what it has not got. An offline folder that was cut off is renamed ``cut-off-…`` then.
 
     An open run (``wandb.run``) is joined and never finished. wandb drops whatever is logged at a
     step below the run's current one, so that a log of ours that moves the step on could cost its
@@ -28,8 +37,13 @@ class WandbSink:
     rows of its own, which moves the step by as many.
     """
 
-    def __init__(self, project: str | None = None) -> None:
-        self._project = project
+    needs_whole_run = True
+
+    def __init__(self, project: str | None = None, **options: Any) -> None:
+        """Log to ``project``; ``options`` go to ``wandb.init``, such as ``group``, ``id``."""
+        self._options = {"project": project, **options}
+        self._step = 0
+        self._given_up: Exception | None = None
         self._run: wandb.Run | None = None
         self._joined = False
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
@@ -40,14 +54,10 @@ class WandbSink:
 
         self._joined = wandb.run is not None
         self._waiting.clear()
-        self._used_step = None
+        self._used_step = self._given_up = None
+        self._step = 0
         if wandb.run is None:
-            self._run = wandb.init(
-                project=self._project,
-                name=header.run_id,
-                dir=header.run_dir,
-                config={**header.train_config, "coati_perf": _about(header)},
-            )
+            self._run = wandb.init(**self._init_options(header))
         else:
             self._run = wandb.run
             known = set(dict(self._run.config))
@@ -60,7 +70,9 @@ class WandbSink:
         row: dict[str, Any] = {EPISODE: record.episode, **record.metrics}
         run = self._opened()
         if not self._joined:
-            run.log(row)
+            if self._step >= run.starting_step:
+                run.log(row, step=self._step)
+            self._step += 1
             return
         self._waiting.append(row)
         if run.step != self._used_step:
@@ -77,12 +89,42 @@ class WandbSink:
             self._waiting.popleft()
         run.summary.update({"coati_perf/status": summary.status, "coati_perf/error": summary.error})
         if not self._joined:
-            run.finish(exit_code=0 if summary.status == "finished" else 1)
+            try:
+                run.finish(exit_code=0 if summary.status == "finished" else 1)
+            except TimeoutError as error:
+                self._given_up = error
+                raise
         self._run = None
+
+    def _init_options(self, header: Header) -> dict[str, Any]:
+        """Return the arguments of ``wandb.init`` for a run of our own."""
+        import wandb
+
+        options = {
+            "id": header.run_id,
+            "name": header.run_id,
+            "dir": header.run_dir,
+            "config": {**header.train_config, "coati_perf": _about(header)},
+            **self._options,
+        }
+        limits = {
+            name: value
+            for name, value in _LIMITS.items()
+            if f"WANDB_{name.upper()}" not in os.environ
+        }
+        options["settings"] = wandb.Settings(**{**limits, **options.get("settings", {})})
+        mode = options.get("mode") or wandb.setup().settings.mode
+        if mode == "online":
+            options.setdefault("resume", "allow")
+        else:
+            _set_aside(Path(options["dir"]) / "wandb", options["id"])
+        return options
 
     def _opened(self) -> wandb.Run:
         import wandb
 
+        if self._given_up is not None:
+            raise self._given_up
         if self._run is None:
             message = "the wandb run is not open"
             raise RuntimeError(message)
@@ -90,6 +132,12 @@ class WandbSink:
             message = "the wandb run that was joined has been finished by its owner"
             raise RuntimeError(message)
         return self._run
+
+
+def _set_aside(folder: Path, run_id: str) -> None:
+    """Rename what an earlier process left of an offline run: it is handed over again, whole."""
+    for left in folder.glob(f"offline-run-*-{run_id}"):
+        left.rename(left.with_name(f"cut-off-{left.name}"))
 
 
 def _about(header: Header) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from sink_doubles import Recording, episode, header, summary
 
 from coati_perf.journal import FILE_NAME
 from coati_perf.record import EpisodeRecord, Header, Summary
@@ -14,35 +15,16 @@ from coati_perf.sinks.cursor import Cursor
 from coati_perf.sinks.worker import SinkWorker
 
 
-class Recording:
-    """Keeps what it gets; raises at the calls whose numbers are in ``fails``."""
-
-    def __init__(self, fails=()):
-        self.lines = []
-        self.calls = 0
-        self.threads = set()
-        self._fails = fails
-
-    def _take(self, line):
-        self.calls += 1
-        self.threads.add(threading.current_thread().name)
-        if self.calls in self._fails:
-            raise ConnectionError("down")
-        self.lines.append(line)
-
-    open = write = close = _take
-
-
 class Stuck(Recording):
     def write(self, record):
         threading.Event().wait()
 
 
 def fit(evaluator, episodes=3):
-    for episode in range(episodes):
-        with evaluator.episode(episode):
+    for number in range(episodes):
+        with evaluator.episode(number):
             pass
-        wait_for_record(evaluator, episode)
+        wait_for_record(evaluator, number)
     evaluator.close()
 
 
@@ -100,4 +82,45 @@ def test_a_sink_that_hangs_holds_up_neither_training_nor_the_other_sink(
 
 def test_a_sink_that_never_recovers_is_named_with_its_error(make_evaluator, caplog):
     fit(make_evaluator(sinks=[Recording(range(1, 100))]))
-    assert "got 0 of 3 episodes and was not closed (ConnectionError: down)" in caplog.text
+    assert "got 0 of 3 episodes and was not closed (ConnectionError: down); later: " in caplog.text
+
+
+def test_a_call_that_never_returns_is_given_up_for_another_sink_of_the_name(
+    write, tmp_path, monkeypatch
+):
+    """Only a sink with a name can be made anew; the one that hangs keeps its thread."""
+    monkeypatch.setattr("coati_perf.sinks.worker.CALL_LIMIT_S", 0.2)
+    made = [Stuck(), Recording()]
+    sinks = list(made)
+    path = write(header(), episode(0), summary())
+    cursor = Cursor(tmp_path, "name", 0)
+    worker = SinkWorker(SinkSource("name", lambda: sinks.pop(0)), path, cursor)
+    deadline = time.monotonic() + 10
+    while not made[1].lines or made[1].lines[-1] != summary():
+        worker.wake()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    worker.finish()
+    assert worker.join(10)
+    assert made[1].lines == [header(), episode(0), summary()]
+    assert worker.errors == 1
+
+
+def test_the_health_of_each_sink_is_in_the_records(make_evaluator, read_run):
+    broken, healthy = Recording(range(1, 100)), Recording()
+    fit(make_evaluator(sinks=[healthy, broken]), episodes=4)
+    last = read_run().episodes[-1].metrics
+    assert last["perf/sink/Recording_errors"] == 0
+    assert last["perf/sink/Recording_2_errors"] >= 1
+    assert last["perf/sink/Recording_2_lag_episodes"] == 3
+    assert last["perf/sink/Recording_2_dropped"] == 0
+    assert last["perf/health/journal_waiting"] == 0
+
+
+def test_a_restart_in_the_same_folder_goes_on_where_each_sink_stood(make_evaluator, read_run):
+    first = make_evaluator(sinks=[Recording(range(1, 100))])
+    fit(first, episodes=2)
+    healed = Recording()
+    fit(make_evaluator(sinks=[healed]), episodes=3)
+    assert healed.episodes == [0, 1, 0, 1, 2]
+    assert healed.lines[0].run_id != healed.lines[-1].run_id
