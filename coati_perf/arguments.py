@@ -15,6 +15,7 @@ from torch import nn
 
 from coati_perf.cost import LEARNING_ROLES
 from coati_perf.flops import CostModel
+from coati_perf.plain import as_mapping
 
 
 def count(name: str, value: SupportsIndex) -> int:
@@ -136,15 +137,20 @@ def path_or_none(name: str, value: str | os.PathLike[str] | None) -> Path | None
         raise TypeError(message) from None
 
 
-def mapping(name: str, value: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
-    """Return a mapping, an empty one for None, or raise TypeError."""
+def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    """Return a mapping, an empty one for None, or raise TypeError; see ``plain.as_mapping``."""
     if value is None:
         return {}
-    if isinstance(value, Mapping):
-        return value
+    try:
+        converted = as_mapping(value)
+    except Exception as error:
+        message = f"{name}, a {type(value).__name__}, cannot be read: {error!r}; expected a mapping"
+        raise TypeError(message) from error
+    if converted is not None:
+        return converted
     message = (
-        f"{name} is a {type(value).__name__}; expected a mapping such as a dict: "
-        "for a dataclass pass dataclasses.asdict(it), for a Namespace vars(it)"
+        f"{name} is a {type(value).__name__}; expected a mapping such as a dict, a dataclass or"
+        " another configuration object"
     )
     raise TypeError(message)
 

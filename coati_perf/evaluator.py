@@ -68,15 +68,16 @@ class PerformanceEvaluator(Callback):
         enable_grad_checkpoint: whether learning recomputes activations; of ``models``, it is said
             of configs, while modules are taken as they are set.
         ignore_episodes: how many first episodes to leave out, as warm-up.
-        train_config: any mapping; it goes with the results as run metadata.
+        train_config: any mapping, dataclass, namespace, or config of pydantic, OmegaConf or Hugging
+            Face, with any values; it goes with the results as run metadata.
         save_path: file that a text report is appended to when the fit ends; folders are made.
         sinks: where the records of each episode go besides the journal: names
             (``"tensorboard"``), ``"name:argument"``, or ``Sink`` objects. Used on rank 0 only.
         run_dir: folder of the journal and of the sinks' files, by default
             ``coati_perf_runs/<time>-<short id>``. An existing one gets another segment.
-        redact: secrets in ``train_config`` (keys such as ``hf_token`` or ``password``, values such
-            as hub keys or URLs with passwords) are masked before anything is written. Names of
-            further keys mask these too; False masks nothing.
+        redact: secrets in ``train_config`` and the command line (keys such as ``hf_token`` or
+            ``password``, values such as hub keys or URLs with passwords) are masked before
+            anything is written. Names of further keys mask these too; False masks nothing.
         clock: a callable that returns seconds, never going backwards.
         close_timeout_s: how long the end of the fit may wait for sinks, in seconds.
         models: exact costs in place of the parameter counts, by role: ``actor`` (generates,
@@ -112,7 +113,7 @@ class PerformanceEvaluator(Callback):
         reward_model_num_params: int,
         enable_grad_checkpoint: bool = False,  # noqa: FBT001, FBT002
         ignore_episodes: int = 0,
-        train_config: Mapping[Any, Any] | None = None,
+        train_config: Any = None,
         save_path: str | os.PathLike[str] | None = None,
         *,
         sinks: Iterable[str | Sink] = (),

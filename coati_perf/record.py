@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from coati_perf.machine import Machine
+from coati_perf.provenance import Commit
 
 SCHEMA = 1
 
@@ -31,7 +32,8 @@ class Header(Line, frozen=True, kw_only=True, tag="header"):
     ``train_config`` holds plain data only, with ``***`` for the secrets at the paths ``masked``;
     ``seed_config_line`` is its values as ColossalChat's report prints them. ``convention`` names
     the FLOP convention, ``cost_model`` its inputs, ``warnings`` what is to be known of the
-    figures, ``machine`` the devices and their peaks.
+    figures, ``machine`` the devices and their peaks. ``command`` is the command line, with its
+    secrets masked, ``commit`` that of the code in the working directory.
     """
 
     segment: int
@@ -50,6 +52,8 @@ class Header(Line, frozen=True, kw_only=True, tag="header"):
     versions: dict[str, str]
     machine: Machine
     warnings: list[str] = []
+    command: list[str] = []
+    commit: Commit | None = None
 
 
 class Impossible(msgspec.Struct, frozen=True):

@@ -74,6 +74,31 @@ def mask_text(text: str) -> str:
     return _URL_PASSWORD.sub(rf"\1:{MASK}@", _SECRET_VALUES.sub(MASK, text))
 
 
+def mask_command(arguments: Iterable[str], more_keys: Iterable[str] = ()) -> list[str]:
+    """Return a command line with the secrets in it replaced.
+
+    A secret is ``--hf-token X``, ``--hf_token=X``, ``hf_token=X``, or known by its shape.
+    """
+    secret_keys = frozenset(more_keys)
+
+    def is_secret(option: str) -> bool:
+        key = option.lstrip("-+")
+        return key.rpartition(".")[2] in secret_keys or _is_secret_key(key)
+
+    masked = []
+    is_value = False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if is_value:
+            masked.append(MASK)
+        elif equals and value and is_secret(option):
+            masked.append(f"{option}={MASK}")
+        else:
+            masked.append(mask_text(argument))
+        is_value = argument.startswith("--") and not equals and is_secret(argument)
+    return masked
+
+
 def _is_secret_key(key: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(key)]
     if not words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import itertools
 import logging
 import os
 import platform
@@ -23,10 +24,11 @@ from coati_perf.errors import describe_error
 from coati_perf.exchange.base import Exchange
 from coati_perf.feed import Feed
 from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
-from coati_perf.plain import plain
+from coati_perf.plain import MAX_VALUES, plain
+from coati_perf.provenance import command_line, current_commit
 from coati_perf.record import Header
 from coati_perf.recorder import Ending, Recorder
-from coati_perf.redaction import mask_secrets
+from coati_perf.redaction import mask_command, mask_secrets
 from coati_perf.sinks import SinkSource
 from coati_perf.sinks.cursor import Cursor
 from coati_perf.sinks.text import TextReportSink
@@ -89,6 +91,8 @@ class Run:
             },
             machine=survey(settings.declared, exchange.world_size),
             warnings=list(settings.workload.warnings),
+            command=command_line() if redact is None else mask_command(command_line(), redact),
+            commit=current_commit(),
         )
         _write_first_line(journal, header)
         self._feed = feed = Feed(journal)
@@ -196,11 +200,11 @@ def _seed_config_line(
     A value in which something is masked is shown as it was masked.
     """
     texts = []
-    for key, value in given.items():
+    for key in itertools.islice(given, MAX_VALUES):
+        name = str(plain(str(key)))
         try:
-            name = str(key)
-            text = str(value if masked[name] == config[name] else masked[name])
+            text = str(given[key] if masked[name] == config[name] else masked[name])
         except Exception:  # noqa: BLE001 - someone else's __str__
-            text = str(mask_secrets(plain(value))[0])
-        texts.append(text.encode("utf-8", "replace").decode("utf-8"))
+            text = str(masked.get(name))
+        texts.append(str(plain(text)))
     return "; ".join(texts).replace("\r", "\\r").replace("\n", "\\n")

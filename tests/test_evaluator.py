@@ -371,7 +371,7 @@ def test_a_forked_child_leaves_the_parents_run_alone(tmp_path):
         ({"critic_num_params": 1.5}, TypeError, r"critic_num_params is 1.5 \(float\); expected an"),
         ({"reward_model_num_params": True}, TypeError, "reward_model_num_params is True"),
         ({"ignore_episodes": -2}, ValueError, "ignore_episodes is -2"),
-        ({"train_config": [1]}, TypeError, "train_config is a list; expected a mapping"),
+        ({"train_config": [1]}, TypeError, "train_config is a list; expected a mapping such"),
         ({"save_path": 3}, TypeError, "save_path is 3; expected a path"),
         ({"run_dir": 3}, TypeError, "run_dir is 3; expected a path"),
         ({"clock": 3}, TypeError, "clock is 3; expected a callable"),

@@ -9,9 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_perf import PerformanceEvaluator
-from coati_perf.redaction import MASK, mask_secrets, mask_text
+from coati_perf.redaction import MASK, mask_command, mask_secrets, mask_text
 
 SECRET = "x9"
+
+
+@pytest.mark.parametrize(
+    ("given", "masked"),
+    [
+        (["train.py", "--hf-token", SECRET, "--lr", "1"], ["--hf-token", MASK, "--lr", "1"]),
+        (["train.py", "--hf_token=x", "api_key=y", "+a.b.password=z"],
+         [f"--hf_token={MASK}", f"api_key={MASK}", f"+a.b.password={MASK}"]),
+        (["train.py", "--max_tokens", "5", "--tokenizer=a", "-x", "https://me:pw@host/"],
+         ["--max_tokens", "5", "--tokenizer=a", "-x", f"https://me:{MASK}@host/"]),
+        (["train.py", "--mine", SECRET, "mine=x"], ["--mine", MASK, f"mine={MASK}"]),
+    ],
+)  # fmt: skip
+def test_secrets_of_the_command_line_are_masked(given, masked):
+    assert mask_command(given, ["mine"]) == ["train.py", *masked]
 
 
 @pytest.mark.parametrize(
