@@ -28,10 +28,15 @@ class TextReportSink:
         self._totals = RunTotals(header.machine)
 
     def write(self, record: EpisodeRecord) -> None:
-        self._totals.add(record)
+        if self._header is None:
+            message = "the text report is not open"
+            raise RuntimeError(message)
+        if record.episode != self._totals.last_episode:  # a call may come twice
+            self._totals.add(record)
 
     def close(self, summary: Summary) -> None:
-        assert self._header is not None
+        if self._header is None:
+            return
         report = (
             f"{self._header.seed_config_line}\n"
             f"{seed_report(self._totals)}\n\n"
@@ -39,6 +44,7 @@ class TextReportSink:
         )
         with self.path.open("a", encoding="utf-8") as file:
             file.write(report)
+        self._header = None
 
 
 def text_report(argument: str | None) -> TextReportSink:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ class TensorBoardSink:
 
     def __init__(self, directory: str | None = None) -> None:
         self._directory = directory
-        self._there: set[tuple[str, int]] = set()
+        self._there: dict[int, set[str]] = {}  # the tags that an episode has already
         self._writer: SummaryWriter | None = None
         self._header: Header | None = None
         self._totals = RunTotals(Machine(ranks=1))
@@ -43,7 +42,7 @@ class TensorBoardSink:
         directory = Path(self._directory or Path(header.run_dir) / "tensorboard") / header.run_id
         self._header = header
         self._totals = RunTotals(header.machine)
-        self._there = set(_scalars(directory))
+        self._there = _scalars(directory)
         self._writer = writer = SummaryWriter(str(directory))
         writer.add_custom_scalars(_layout())
         # SummaryWriter.add_hparams would start a second run at step 0 for the metrics' values.
@@ -58,16 +57,21 @@ class TensorBoardSink:
 
     def write(self, record: EpisodeRecord) -> None:
         writer = self._opened()
+        there = self._there.setdefault(record.episode, set())
         for name, value in record.metrics.items():
-            if (name, record.episode) not in self._there:
+            if name not in there:
                 writer.add_scalar(name, value, record.episode, walltime=record.at)
-                self._there.add((name, record.episode))
+                there.add(name)
         writer.flush()
-        self._there.difference_update((name, record.episode) for name in record.metrics)
-        self._totals.add(record)
+        last = self._totals.last_episode
+        if record.episode != last:  # a call may come twice
+            self._totals.add(record)
+            self._there.pop(-1 if last is None else last, None)
 
     def close(self, summary: Summary) -> None:
-        writer = self._opened()
+        if self._writer is None:
+            return
+        writer = self._writer
         assert self._header is not None
         report = render_run(self._header, self._totals, summary)
         # TEXT is rendered as Markdown, where four spaces keep a table of figures as it is.
@@ -84,15 +88,17 @@ class TensorBoardSink:
         return self._writer
 
 
-def _scalars(directory: Path) -> Iterator[tuple[str, int]]:
-    """Yield the tag and step of every scalar that is in the folder."""
+def _scalars(directory: Path) -> dict[int, set[str]]:
+    """Return the tags of the scalars in the folder, by step."""
     from tensorboard.backend.event_processing.directory_loader import DirectoryLoader
     from tensorboard.backend.event_processing.event_file_loader import TimestampedEventFileLoader
 
+    tags: dict[int, set[str]] = {}
     if directory.is_dir():
-        for _, event in DirectoryLoader(str(directory), TimestampedEventFileLoader).Load():
+        for event in DirectoryLoader(str(directory), TimestampedEventFileLoader).Load():
             for value in event.summary.value:
-                yield value.tag, event.step
+                tags.setdefault(event.step, set()).add(value.tag)
+    return tags
 
 
 def _layout() -> dict[str, Any]:

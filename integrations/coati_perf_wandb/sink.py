@@ -43,6 +43,7 @@ class WandbSink:
         """Log to ``project``; ``options`` go to ``wandb.init``, such as ``group``, ``id``."""
         self._options = {"project": project, **options}
         self._step = 0
+        self._episode: int | None = None
         self._given_up: Exception | None = None
         self._run: wandb.Run | None = None
         self._joined = False
@@ -54,7 +55,7 @@ class WandbSink:
 
         self._joined = wandb.run is not None
         self._waiting.clear()
-        self._used_step = self._given_up = None
+        self._used_step = self._given_up = self._episode = None
         self._step = 0
         if wandb.run is None:
             self._run = wandb.init(**self._init_options(header))
@@ -69,18 +70,24 @@ class WandbSink:
     def write(self, record: EpisodeRecord) -> None:
         row: dict[str, Any] = {EPISODE: record.episode, **record.metrics}
         run = self._opened()
+        if record.episode == self._episode:
+            return  # a call may come twice
         if not self._joined:
             if self._step >= run.starting_step:
                 run.log(row, step=self._step)
             self._step += 1
+            self._episode = record.episode
             return
         self._waiting.append(row)
+        self._episode = record.episode
         if run.step != self._used_step:
             self._used_step = run.step
             run.log(self._waiting[0], commit=False)
             self._waiting.popleft()
 
     def close(self, summary: Summary) -> None:
+        if self._run is None:
+            return
         run = self._opened()
         if self._joined and self._waiting:
             run.log({}, commit=True)  # closes the row that the last record joined
