@@ -77,6 +77,9 @@ class TestMlflow(SinkConformance):
     environment = {"MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db"}
     kills = 2
 
+    def held(self, value):
+        return value + 0.0  # a database without the sign of a zero
+
     def read(self, folder, run_id):
         from mlflow import MlflowClient
 
@@ -112,12 +115,6 @@ class TestPrometheus(SinkConformance):
 
 
 _TO_UNDERSCORE = str.maketrans("/-.", "___")
-
-
-class TestTrackio(SinkConformance):
-    sink = "accelerate:trackio:project"
-    environment = {"TRACKIO_DIR": "{folder}/trackio", "TRACKIO_LOGO_LIGHT_URL": ""}
-    exactly_once = False
 
 
 class TestText(SinkConformance):
