@@ -128,6 +128,7 @@ class Run:
                     worker.last_error or f"not done within {self._close_timeout_s:g} s",
                     worker.how_to_replay,
                 )
+                worker.abandon()
         if not recorded or self._feed.waiting or self._feed.lost:
             _logger.warning("the journal %s is not complete", self._feed.journal.path)
 

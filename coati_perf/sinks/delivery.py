@@ -31,7 +31,7 @@ class Delivery:
         self.abandoned = False
         self.delivered: collections.Counter[str] = collections.Counter()  # episodes, by run
         self.called_at: float | None = None  # while a call to the sink runs, when it began
-        self._sink = sink
+        self.sink = sink
         self._cursor = cursor
         self._feed = feed
         self._whole = bool(getattr(sink, "needs_whole_run", False))
@@ -84,22 +84,22 @@ class Delivery:
             file.seek(header_offset)
             header = decode_line(file.readline())
         assert isinstance(header, Header)
-        self._call(self._sink.open, header)
+        self._call(self.sink.open, header)
         self._open = header
 
     def _deliver(self, line: JournalLine) -> None:
         if isinstance(line, Header):
             if self._open is not None:
                 self._close_cut_off(self._open)
-            self._call(self._sink.open, line)
+            self._call(self.sink.open, line)
             self._open, self._header_offset = line, self._reader.offset
         elif isinstance(line, EpisodeRecord):
-            self._call(self._sink.write, line)
+            self._call(self.sink.write, line)
             self.delivered[line.run_id] += 1
             self._episodes += 1
             self._last_episode = line.episode
         elif isinstance(line, Summary):
-            self._call(self._sink.close, line)
+            self._call(self.sink.close, line)
             self._closed()
         else:
             assert isinstance(line, Failure)  # the summary tells the sinks
@@ -112,7 +112,7 @@ class Delivery:
             episodes=self._episodes,
             last_episode=self._last_episode,
         )
-        self._call(self._sink.close, summary)
+        self._call(self.sink.close, summary)
         self._closed()
 
     def _closed(self) -> None:

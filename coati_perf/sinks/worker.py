@@ -106,6 +106,15 @@ class SinkWorker:
         self._thread.join(timeout)
         return self.ended and self.last_error is None
 
+    def abandon(self) -> None:
+        """Give up what the sink still does, at the run's end, where it has a way to."""
+        abandon = getattr(self._delivery.sink, "abandon", None)
+        if abandon is not None:
+            try:
+                abandon()
+            except Exception as error:  # noqa: BLE001 - a sink may raise anything
+                self._note(error)
+
     def _start(self) -> None:
         self._delivery = Delivery(self._source.make(), self._journal, self._cursor, self._feed)
         # Never joined at the interpreter's exit: a sink may be stuck in someone's C code.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +106,17 @@ class WandbSink:
                 raise
         self._run = None
 
+    def abandon(self) -> None:
+        """End wandb's own process, which the interpreter would wait for at its exit, for minutes.
+
+        Only while no run of someone else's needs it. What it has not sent is handed over again.
+        """
+        import wandb
+
+        if not self._joined and wandb.run in (None, self._run):
+            for pid in _services():
+                os.kill(pid, signal.SIGKILL)
+
     def _init_options(self, header: Header) -> dict[str, Any]:
         """Return the arguments of ``wandb.init`` for a run of our own."""
         import wandb
@@ -141,10 +155,20 @@ class WandbSink:
         return self._run
 
 
+def _services() -> Iterator[int]:
+    """Yield the process ids of wandb's services that this process started (Linux)."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, name, _, parent = status.read_text().split()[:4]
+            if name == "(wandb-core)" and int(parent) == os.getpid():
+                yield int(pid)
+
+
 def _set_aside(folder: Path, run_id: str) -> None:
     """Rename what an earlier process left of an offline run: it is handed over again, whole."""
     for left in folder.glob(f"offline-run-*-{run_id}"):
-        left.rename(left.with_name(f"cut-off-{left.name}"))
+        earlier = len([*folder.glob(f"cut-off-*{left.name}")])
+        left.rename(left.with_name(f"cut-off-{earlier}-{left.name}"))
 
 
 def _about(header: Header) -> dict[str, Any]:
