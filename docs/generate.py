@@ -24,6 +24,13 @@ the value counts as 0, so that phases + other − overlap = episode over ranks t
 |---|---|---|---|
 """
 
+SINKS = """
+
+Of each sink, by its name (`wandb`, `csv`, a class), as it was when the record was made:
+
+| metric | meaning |
+|---|---|
+"""
 
 _DEVICES = {
     Devices.ALL: "all devices",
@@ -53,9 +60,13 @@ def render() -> str:
         f"| `{metric.name}` | {metric.unit} | {how(metric)} | {metric.meaning} |"
         for metric in CATALOGUE.values()
     )
+    sinks = "\n".join(
+        f"| `perf/sink/<name>_{what}` | {meaning} |"
+        for what, meaning in catalogue.SINK_HEALTH.items()
+    )
     reserved = ", ".join(f"`{name}`" for name in sorted(catalogue.RESERVED_PHASE_NAMES))
     tail = f"\n\nNames that a phase of your own cannot have: {reserved}.\n"
-    return HEAD + "\n".join(rows) + tail
+    return HEAD + "\n".join(rows) + SINKS + sinks + tail
 
 
 def main() -> int:

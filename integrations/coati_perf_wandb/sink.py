@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coati_perf.provenance import command_line
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.sinks import Sink
 
@@ -128,11 +129,13 @@ class WandbSink:
             "config": {**header.train_config, "coati_perf": _about(header)},
             **self._options,
         }
-        limits = {
+        limits: dict[str, Any] = {
             name: value
             for name, value in _LIMITS.items()
             if f"WANDB_{name.upper()}" not in os.environ
         }
+        if header.pid == os.getpid() and header.command != command_line():
+            limits["x_disable_meta"] = True  # wandb would write the command line with its secrets
         options["settings"] = wandb.Settings(**{**limits, **options.get("settings", {})})
         mode = options.get("mode") or wandb.setup().settings.mode
         if mode == "online":
@@ -180,6 +183,7 @@ def _about(header: Header) -> dict[str, Any]:
         "world_size": header.world_size,
         "device": header.device,
         "versions": header.versions,
+        "command": header.command,
     }
 
 
