@@ -11,6 +11,7 @@ from coati_perf import __version__
 from coati_perf.flops import UntraceableModelError
 from coati_perf.flops_table import ConfigError, flops_table, load_config
 from coati_perf.journal import JournalError, read_journal
+from coati_perf.pending import recover
 from coati_perf.replay import ReplayError, replay
 from coati_perf.report import render_journal
 from coati_perf.sinks import SinkError
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "report":
+            recover(options.journal if options.journal.is_dir() else options.journal.parent)
             sys.stdout.write(render_journal(read_journal(options.journal)))
         elif options.command == "replay":
             return _replay(options)
@@ -79,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report", help="print the summary of a finished, running or killed run"
     )
-    report.add_argument("journal", help="a journal.jsonl, or the run directory that holds it")
+    report.add_argument(
+        "journal", type=Path, help="a journal.jsonl, or the run directory that holds it"
+    )
     again = commands.add_parser(
         "replay", help="deliver a run to sinks: what they did not get, or all of it"
     )

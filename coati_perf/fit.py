@@ -71,9 +71,11 @@ class Fit:
     def hand_over(self, tally: Tally, now: float, timings: list[Timing]) -> None:
         """Pass on a finished episode, with the device's times that are yet to be read."""
         row = tally.row(self._exchange.rank, self._sequence, now)
-        message = UnresolvedRow(row, tally.batches.take(), self._workload, timings)
+        batches = tally.batches.take()
+        message = UnresolvedRow(row, batches, self._workload, timings)
         self._sequence += 1
         if self._run is not None:
+            self._run.pending.keep(row, batches)
             self._run.recorder.put(message)
         else:
             self._sender.send(message)

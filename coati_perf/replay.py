@@ -14,6 +14,7 @@ import msgspec
 from tqdm import tqdm
 
 from coati_perf.journal import FILE_NAME, is_live, read_journal
+from coati_perf.pending import recover
 from coati_perf.sinks.cursor import FOLDER, Cursor, cursor_path
 from coati_perf.sinks.registry import SinkSource, parse_sinks
 from coati_perf.sinks.worker import SinkWorker
@@ -49,6 +50,7 @@ def replay(
     """
     read_journal(path)
     journal = path / FILE_NAME if path.is_dir() else path
+    recover(journal.parent)
     sources = parse_sinks(dict.fromkeys(sinks))
     with _alone(journal.parent):
         cursors = [_cursor(source, journal, again=again) for source in sources]

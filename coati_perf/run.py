@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import platform
+import re
 import secrets
 import socket
 import sys
@@ -24,6 +25,7 @@ from coati_perf.errors import describe_error
 from coati_perf.exchange.base import Exchange
 from coati_perf.feed import Feed
 from coati_perf.journal import FILE_NAME, JournalWriter, read_journal
+from coati_perf.pending import PendingRows, recover
 from coati_perf.plain import MAX_VALUES, plain
 from coati_perf.provenance import command_line, current_commit
 from coati_perf.record import Header
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+# All that some reader or other takes for the end of a line.
+_LINE_BREAKS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 # How long a failed fit waits for the rows of other ranks: its exception must be seen at once.
 _FAILED_GRACE_S = 1.0
 
@@ -63,6 +67,7 @@ class Run:
         self._run_id = run_id
         self._pid = os.getpid()
         self._closed = False
+        recover(self.run_dir)
         journal = _open_journal(self.run_dir)
         offset = journal.size
         config = plain(settings.train_config)
@@ -95,6 +100,7 @@ class Run:
             commit=current_commit(),
         )
         _write_first_line(journal, header)
+        self.pending = PendingRows(self.run_dir, run_id)
         self._feed = feed = Feed(journal)
         cursors = _numbered(source.label for source in sinks)
         names = _numbered(source.label.partition(":")[0] for source in sinks)
@@ -131,6 +137,8 @@ class Run:
                 worker.abandon()
         if not recorded or self._feed.waiting or self._feed.lost:
             _logger.warning("the journal %s is not complete", self._feed.journal.path)
+        else:
+            self.pending.forget()
 
     def close_at_exit(self) -> None:
         """Close a fit whose trainer never said that it ended, when the interpreter exits."""
@@ -208,4 +216,6 @@ def _seed_config_line(
         except Exception:  # noqa: BLE001 - someone else's __str__
             text = str(masked.get(name))
         texts.append(str(plain(text)))
-    return "; ".join(texts).replace("\r", "\\r").replace("\n", "\\n")
+    return _LINE_BREAKS.sub(
+        lambda found: found[0].encode("unicode_escape").decode(), "; ".join(texts)
+    )

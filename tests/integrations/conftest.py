@@ -64,7 +64,9 @@ class OfflineRun:
             [wandb, "leet", "inspect", "--json", str(path)],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-        self.records: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        self.records: list[dict[str, Any]] = [
+            json.loads(line) for line in done.stdout.split("\n") if line
+        ]
 
     def history(self) -> list[dict[str, Any]]:
         """Return the rows that were logged, in order."""
