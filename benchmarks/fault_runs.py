@@ -24,6 +24,7 @@ from coati_perf.callback import Callback
 from coati_perf.demo.models import build_models, count_parameters
 from coati_perf.demo.task import Task
 from coati_perf.demo.trainer import PPOConfig, PPOTrainer
+from coati_perf.pending import recover
 from coati_perf.sinks import Sink
 
 CLOSE_TIMEOUT_S = 2.0
@@ -113,6 +114,7 @@ class Left:
         return self.folder / "run"
 
     def recorded(self) -> list[int]:
+        recover(self.journal)
         try:
             segments = read_journal(self.journal).segments
         except (OSError, ValueError):

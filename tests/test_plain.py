@@ -133,6 +133,23 @@ def test_what_is_too_much_is_left_out_and_said_to_be():
     assert text.endswith(f"… <{10_000_000 - MAX_TEXT} more characters>")
 
 
+def test_omegaconf_and_pydantic_configs_are_mappings():
+    omegaconf, pydantic = pytest.importorskip("omegaconf"), pytest.importorskip("pydantic")
+    given = omegaconf.OmegaConf.create(
+        {"lr": 0.1, "wd": "${lr}", "layers": [1, {"b": 2}], "missing": "???", "bad": "${nowhere}"}
+    )
+    assert plain(given) == {
+        "lr": 0.1, "wd": 0.1, "layers": [1, {"b": 2}], "missing": "<MissingMandatoryValue>",
+        "bad": "<InterpolationKeyError>",
+    }  # fmt: skip
+
+    class Settings(pydantic.BaseModel):
+        lr: float = 0.1
+        inner: dict[str, int] = {"a": 1}
+
+    assert plain(Settings()) == {"lr": 0.1, "inner": {"a": 1}}
+
+
 def test_hugging_face_configs_are_mappings():
     transformers = pytest.importorskip("transformers")
     assert plain(transformers.LlamaConfig(vocab_size=8))["vocab_size"] == 8

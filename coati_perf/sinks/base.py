@@ -21,10 +21,12 @@ class Sink(Protocol):
 
     Where the process was killed, the next one goes on in the middle of a run: ``open`` with the
     header of that run, then the episodes that are left. A sink that keeps rows in memory, or sums
-    them up, has a class attribute ``needs_whole_run = True``: it gets that run from its start
-    again, and sees to it that nothing is there twice. Where the end of the run comes before a call
-    has returned, ``abandon()`` is called on another thread, if there is such a method: it must see
-    to it at once that the sink holds up the interpreter's exit no longer.
+    them up, has an attribute ``needs_whole_run``, true once it is open: it gets that run from its
+    start again, and sees to it that nothing is there twice.
+
+    Where the run's end comes before a call has returned, ``abandon()`` is called on another
+    thread, if there is such a method: it must see to it at once that the sink does not hold up
+    the interpreter's exit.
     """
 
     def open(self, header: Header) -> None:

@@ -34,7 +34,6 @@ class Delivery:
         self.sink = sink
         self._cursor = cursor
         self._feed = feed
-        self._whole = bool(getattr(sink, "needs_whole_run", False))
         position = cursor.position
         self._reader = JournalReader(journal, position.offset)
         # The run that the sink is in the middle of: where it begins, and its header once open.
@@ -72,7 +71,9 @@ class Delivery:
             self._save()
 
     def _save(self) -> None:
-        if self._whole and self._header_offset is not None:
+        # Asked for anew each time: a sink may know it only once it is open.
+        needs_whole_run = getattr(self.sink, "needs_whole_run", False)
+        if needs_whole_run and self._header_offset is not None:
             self._cursor.save(Position(self._header_offset))
         else:
             episodes, last = self._episodes, self._last_episode

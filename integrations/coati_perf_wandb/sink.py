@@ -41,11 +41,13 @@ class WandbSink:
     rows of its own, which moves the step by as many.
     """
 
-    needs_whole_run = True
-
     def __init__(self, project: str | None = None, **options: Any) -> None:
-        """Log to ``project``; ``options`` go to ``wandb.init``, such as ``group``, ``id``."""
+        """Log to ``project``; ``options`` go to ``wandb.init``, such as ``group``, ``id``.
+
+        With an ``id`` of one's own rows are added to that run, and are never handed over again.
+        """
         self._options = {"project": project, **options}
+        self.needs_whole_run = self._own_id = "id" not in options
         self._step = 0
         self._episode: int | None = None
         self._given_up: Exception | None = None
@@ -58,6 +60,7 @@ class WandbSink:
         import wandb
 
         self._joined = wandb.run is not None
+        self.needs_whole_run = self._own_id and not self._joined
         self._waiting.clear()
         self._used_step = self._given_up = self._episode = None
         self._step = 0
@@ -77,7 +80,9 @@ class WandbSink:
         if record.episode == self._episode:
             return  # a call may come twice
         if not self._joined:
-            if self._step >= run.starting_step:
+            if not self._own_id:
+                run.log(row)
+            elif self._step >= run.starting_step:
                 run.log(row, step=self._step)
             self._step += 1
             self._episode = record.episode
@@ -140,7 +145,7 @@ class WandbSink:
         mode = options.get("mode") or wandb.setup().settings.mode
         if mode == "online":
             options.setdefault("resume", "allow")
-        else:
+        elif self._own_id:
             _set_aside(Path(options["dir"]) / "wandb", options["id"])
         return options
 

@@ -175,3 +175,41 @@ def test_a_run_that_its_owner_finishes_early_stops_no_training(wandb_script, rea
     )
     assert [record.episode for record in read_run().episodes] == [0, 1]
     assert read_run().summary.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("mode", "folders", "said"),
+    [
+        ("disabled", 0, ""),
+        ("dryrun", 1, ""),
+        ("online", 0, "got 0 of 5 episodes and was not closed (UsageError: No API key configured"),
+    ],
+)
+def test_every_mode_of_wandb_lets_training_go_on(mode, folders, said, tmp_path):
+    """Online, where there is no API key and no terminal to ask for one."""
+    head = f"import sys; sys.path.insert(0, {HERE!r})\nfrom conftest import CONFIG, train\n"
+    hidden = ("WANDB_API_KEY", "WANDB_SERVICE", "WANDB_MODE")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(OWN)],
+        cwd=tmp_path,
+        env={**environment, "WANDB_MODE": mode, "WANDB_SILENT": "true", "HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len([*tmp_path.glob("run/wandb/*run-*")]) == folders
+    assert said in done.stderr
+    assert ("was not closed" in done.stderr) == bool(said)
+
+
+def test_a_run_by_an_id_of_the_users_gets_our_rows_after_those_it_has(wandb_script):
+    offline = wandb_script("""
+    from coati_perf import PerformanceEvaluator
+    from coati_perf_wandb import WandbSink
+    sink = WandbSink("project", id="theirs", group="their-group")
+    evaluator = PerformanceEvaluator(1, 1, 1, 1, run_dir="run", sinks=[sink])
+    train(evaluator)
+    """)
+    assert [row["perf/episode"] for row in offline.history()] == list(range(5))
+    (run,) = [record["run"] for record in offline.records if "run" in record][:1]
+    assert (run["run_id"], run["run_group"]) == ("theirs", "their-group")
