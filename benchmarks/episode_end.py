@@ -128,8 +128,8 @@ def _check_delivery(evaluator: PerformanceEvaluator, episodes: int) -> None:
     run = evaluator._last_fit._run
     assert run is not None
     assert len(run._workers) == 1 + len(_SINKS)
-    for worker in run._workers:
-        assert worker.delivered == episodes, (worker.label, worker.delivered, worker.last_error)
+    for worker in run._workers.values():
+        assert worker.delivered() == episodes, (worker.label, worker.delivered(), worker.last_error)
 
 
 class Synchronous:
