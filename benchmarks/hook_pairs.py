@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +68,27 @@ def compare(folder: Path, *, calls: int, rounds: int, episodes: int) -> Iterator
     ours.on_episode_end(0)
     ours.on_fit_end()
 
-    yield _episode_pair(folder, episodes)
+    yield _episode_pair("episode pair, single calls", folder / "alone", episodes)
+    with _thread_busy_in_python():
+        yield _episode_pair("the same beside a busy Python thread", folder / "beside", episodes)
+
+
+@contextlib.contextmanager
+def _thread_busy_in_python() -> Iterator[None]:
+    """Run what wants the interpreter's lock all the time, as a data loader's thread may."""
+    enough = threading.Event()
+
+    def spin() -> None:
+        while not enough.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
 
 
 def _pair(name: str, ours: Loop, seed: Loop, calls: int, rounds: int) -> Comparison:
@@ -98,9 +120,9 @@ def _make_experience(hooks: Hooks, *, masked: bool = False) -> Loop:
     return loop
 
 
-def _episode_pair(folder: Path, episodes: int) -> Comparison:
+def _episode_pair(what: str, folder: Path, episodes: int) -> Comparison:
     """Measure single calls: an episode takes seconds, and the recorder is idle by its end."""
-    ours = PerformanceEvaluator(*PARAMETERS, run_dir=folder / "episodes")
+    ours = PerformanceEvaluator(*PARAMETERS, run_dir=folder)
     ours.on_fit_start()
     sides: dict[str, Hooks] = {"ours": ours, "seed": SeedArithmetic(*PARAMETERS)}
     figures: dict[str, list[float]] = {name: [] for name in sides}
@@ -126,7 +148,7 @@ def _episode_pair(folder: Path, episodes: int) -> Comparison:
     # Two intervals, each with a stamp inside it.
     stamp = 2 * statistics.median(stamps)
     return Comparison(
-        "episode pair, single calls",
+        what,
         statistics.median(figures["ours"]) - stamp,
         PEER,
         statistics.median(figures["seed"]) - stamp,

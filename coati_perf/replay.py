@@ -103,6 +103,7 @@ def _bar(worker: SinkWorker, journal: Path) -> tqdm[Any]:
         unit="B",
         unit_scale=True,
         file=sys.stderr,
+        disable=None,  # where it is no terminal, a bar is but clutter
     )
     return bar
 

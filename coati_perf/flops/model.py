@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
+from coati_perf.flops.head import Head
 from coati_perf.flops.lengths import to_tensor
 from coati_perf.flops.memory import Memory
 from coati_perf.flops.skeleton import UntraceableModelError, skeleton_of
@@ -125,14 +126,26 @@ class CostModel(abc.ABC):
         """
         return CustomCost(forward, backward, decode, source)
 
-    def forward(self, length: Lengths, *, executed: bool = False) -> Amount:
-        """FLOP of a forward with the logits of every token: scoring."""
-        return answer(self._forward, length, executed=executed)
+    def forward(
+        self, length: Lengths, *, logits: Lengths | None = None, executed: bool = False
+    ) -> Amount:
+        """FLOP of a forward: scoring.
 
-    def forward_backward(self, length: Lengths, *, executed: bool = False) -> Amount:
-        """FLOP of a forward and the backward of what is not frozen: learning."""
+        ``logits`` is at how many positions the logits are computed, by default at all. Cost models
+        that are not traced know no head, and it makes no difference to them.
+        """
+        return self._with_logits(self._forward, self.head.forward, length, logits, executed)
+
+    def forward_backward(
+        self, length: Lengths, *, logits: Lengths | None = None, executed: bool = False
+    ) -> Amount:
+        """FLOP of a forward and the backward of what is not frozen: learning.
+
+        ``logits`` is at how many positions the logits are computed, as in ``forward``.
+        """
         work = self._executed_forward_backward if executed else self._forward_backward
-        return answer(work, length, executed=executed)
+        per_position = self.head.forward + self.head.backward
+        return self._with_logits(work, per_position, length, logits, executed)
 
     def prefill(self, length: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of filling the KV cache with a prompt, with the logits of its last token."""
@@ -201,6 +214,27 @@ class CostModel(abc.ABC):
         """What the model keeps in device memory, where it is known."""
         return None
 
+    @property
+    def head(self) -> Head:
+        """What the logits of one position cost; nothing where that is not known."""
+        return Head()
+
+    def _with_logits(
+        self,
+        work: Callable[[torch.Tensor], torch.Tensor],
+        per_position: float,
+        length: Lengths,
+        logits: Lengths | None,
+        executed: bool,  # noqa: FBT001
+    ) -> Amount:
+        if logits is None:
+            return answer(work, length, executed=executed)
+
+        def partly(lengths: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return work(lengths) - per_position * (lengths - positions)
+
+        return answer(partly, length, logits, executed=executed)
+
     def _known_memory(self) -> Memory:
         if self.memory is None:
             message = (
@@ -243,6 +277,10 @@ class TracedCost(CostModel):
     @property
     def memory(self) -> Memory:
         return self.trace.memory
+
+    @property
+    def head(self) -> Head:
+        return self.trace.head
 
     def _forward(self, length: torch.Tensor) -> torch.Tensor:
         return self.trace.forward.over(length, self.attention)

@@ -105,13 +105,17 @@ def _copied(module: nn.Module, device: str) -> nn.Module:
             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = empty
     try:
-        return copy.deepcopy(module, memo)
+        copied = copy.deepcopy(module, memo)
     except Exception as error:
         message = (
             f"{type(module).__name__} cannot be copied: {type(error).__name__}: {error}."
             f" {ALTERNATIVES}"
         )
         raise UntraceableModelError(message) from error
+    for child in copied.modules():
+        # Accelerate and TRL put a function of the original in the place of a model's forward.
+        vars(child).pop("forward", None)
+    return copied
 
 
 def _is_sharded(module: nn.Module) -> bool:

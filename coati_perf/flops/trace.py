@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.module_tracker import ModuleTracker
 
 from coati_perf.flops.fit import UnfittedError, fit_pass, fit_step
+from coati_perf.flops.head import Head, head_of
 from coati_perf.flops.memory import Memory
 from coati_perf.flops.memory_layout import memory_of
 from coati_perf.flops.operators import UnknownOperatorError
@@ -29,6 +30,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     prefill: Work | None
     decode: Work | None
     memory: Memory
+    head: Head
 
 
 def trace(model: nn.Module) -> Trace:
@@ -51,7 +53,12 @@ def trace(model: nn.Module) -> Trace:
         counter = passes.training(1, _SOME_LENGTH)[0]
         memory = memory_of(model, counter, cache, _SOME_LENGTH)
     return Trace(
-        forward=forward, forward_backward=both, prefill=prefill, decode=decode, memory=memory
+        forward=forward,
+        forward_backward=both,
+        prefill=prefill,
+        decode=decode,
+        memory=memory,
+        head=head_of(model),
     )
 
 

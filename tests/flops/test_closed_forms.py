@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from coati_perf.flops.counter import OperatorCounter
 from coati_perf.flops.fit import UnfittedError, fit_pass, fit_step, solve
+from coati_perf.flops.head import Head
 from coati_perf.flops.memory import Memory
 from coati_perf.flops.model import TracedCost
 from coati_perf.flops.trace import Trace
@@ -46,6 +47,7 @@ def traced(attention="causal") -> TracedCost:
             prefill=Work(constant=100, per_token=4, pairs=((Visibility(), 2.0),)),
             decode=step,
             memory=Memory(weights=1),
+            head=Head(forward=2.0, backward=6.0),
         ),
         executed_learning=executed,
         source="a test",
@@ -71,6 +73,14 @@ def test_a_pass_is_the_sum_of_its_terms(length):
     )
     assert traced().forward(length) == weights + 2 * pairs
     assert traced("full").forward(length) == weights + 2 * 3 * length**2
+
+
+@given(length=st.integers(1, 60), logits=st.integers(1, 60))
+def test_positions_without_logits_spare_the_head(length, logits):
+    spared = length - min(logits, length)
+    forward, both = traced().forward(length), traced().forward_backward(length)
+    assert traced().forward(length, logits=length - spared) == forward - 2 * spared
+    assert traced().forward_backward(length, logits=length - spared) == both - 8 * spared
 
 
 @given(prompt=st.integers(1, 40), response=st.integers(1, 40))
