@@ -7,7 +7,7 @@ when the episode is over and the device is done, away from the training thread.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -70,13 +70,14 @@ def experience_shape(sequences: Shape, action_mask: Shape) -> tuple[int, int, in
 class BatchLog:
     """The batches of an episode, on the training thread. Adding waits for no device."""
 
-    __slots__ = ("_learned_from", "_made", "experiences", "learned")
+    __slots__ = ("_deferred", "_learned_from", "_made", "experiences", "learned")
 
     def __init__(self) -> None:
         self.experiences = ExperienceCounts()
         self.learned = LearnCounts()
         self._made: list[Made] = []
         self._learned_from: list[LearnedFrom] = []
+        self._deferred: list[Deferred] = []
 
     def add_made(
         self, sequences: Shape, action_mask: Shape, total: torch.Tensor, response: torch.Tensor
@@ -88,10 +89,15 @@ class BatchLog:
         """Note a batch learned from by its shape, and the tokens (B,) of its sequences."""
         self._learned_from.append((two_dimensions("sequences", sequences), total))
 
+    def add_deferred(self, amounts: Callable[..., Amounts], lengths: Sequence[torch.Tensor]) -> None:
+        """Note what is to be called with the lengths, once they are on the host."""
+        self._deferred.append((amounts, lengths))
+
     def take(self) -> Batches:
         """Start copying lengths to the host, and return all that was noted and forget it."""
         lengths = [tensor for _, *tensors in self._made for tensor in tensors]
         lengths += [tensor for _, tensor in self._learned_from]
+        lengths += [tensor for _, tensors in self._deferred for tensor in tensors]
         batches = Batches(
             experiences=[
                 (experience_shape(*shapes), count.calls)
@@ -105,6 +111,10 @@ class BatchLog:
             ],
             made=[(shape, _to_host(total), _to_host(resp)) for shape, total, resp in self._made],
             learned_from=[(shape, _to_host(total)) for shape, total in self._learned_from],
+            deferred=[
+                (amounts, [_to_host(tensor) for tensor in tensors])
+                for amounts, tensors in self._deferred
+            ],
             events=_events(lengths),
         )
         self.clear()
@@ -114,6 +124,7 @@ class BatchLog:
         """Forget what was noted."""
         self._made.clear()
         self._learned_from.clear()
+        self._deferred.clear()
         for counts in (self.experiences, self.learned):
             if len(counts) > _MAX_SHAPES:
                 counts.clear()
@@ -123,6 +134,7 @@ class BatchLog:
 
 Made = tuple[tuple[int, int, int], torch.Tensor, torch.Tensor]
 LearnedFrom = tuple[tuple[int, int], torch.Tensor]
+Deferred = tuple[Callable[..., Amounts], Sequence[torch.Tensor]]
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +144,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     learned: list[tuple[tuple[int, int], int]]
     made: list[Made]
     learned_from: list[LearnedFrom]
-    events: list[torch.Event]
+    deferred: list[Deferred] = []
+    events: list[torch.Event] = []
 
     def wait(self) -> None:
         """Wait until the lengths are on the host."""
@@ -180,6 +193,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
             catalogue.merge(amounts, workload.padded_learning(batch, length), calls)
         for _, lengths in self.learned_from:
             catalogue.merge(amounts, workload.real_learning(lengths.to(torch.float64)))
+        for deferred, tensors in self.deferred:
+            catalogue.merge(amounts, deferred(*tensors))
 
     def _real_experience(
         self,

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from coati_perf.arguments import (
 from coati_perf.batches import experience_counts, given_lengths, mask_lengths
 from coati_perf.callback import Callback
 from coati_perf.clock import Clock, monotonic
-from coati_perf.cost import NO_MODELS, ModelCosts, ParamCount
+from coati_perf.cost import NO_MODELS, Amounts, ModelCosts, ParamCount
 from coati_perf.device_memory import AcceleratorMemory, DeviceMemory
 from coati_perf.device_timer import DeviceTimer, timed_on_device, timing_event
 from coati_perf.errors import current_error_id, describe_error, error_since
@@ -408,6 +408,21 @@ class PerformanceEvaluator(Callback):
             tally.overhead_s += self._clock() - now
         except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
             self._fault("record", error)
+
+    def defer(self, amounts: Callable[..., Amounts], *lengths: torch.Tensor) -> None:
+        """Count what a function makes of lengths, within an episode; for integrations.
+
+        ``amounts(*lengths)`` is called on a background thread, with the lengths on the host: the
+        device is not waited for here. It returns figures by their names in ``catalogue``. Never
+        raises; what the function raises is a fault of the episode.
+        """
+        if self._ignoring:
+            return
+        tally = self._tally
+        if tally is None:
+            self._fault("defer outside an episode")
+            return
+        tally.batches.add_deferred(amounts, lengths)
 
     def close(self) -> None:
         """End the fit: ``on_fit_end`` calls it, a plain loop when it is done. Idempotent."""

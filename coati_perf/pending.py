@@ -136,7 +136,6 @@ def _record(pending: PendingRow, header: Header) -> EpisodeRecord:
         learned=pending.learned,
         made=[],
         learned_from=[],
-        events=[],
     )
     batches.add_counts(amounts)
     row = msgspec.structs.replace(pending.row, amounts=amounts)

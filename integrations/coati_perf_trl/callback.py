@@ -1,0 +1,255 @@
+"""The callback for TRL's and Transformers' trainers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from coati_perf import CostModel, PerformanceEvaluator
+from coati_perf.arguments import model_dtype, number_or_none
+from coati_perf_trl import seams
+from coati_perf_trl.costs import Generation, lengths_of
+from coati_perf_trl.forwards import Forwards, Purpose
+
+_logger = logging.getLogger(__name__)
+
+# The trackers of ``report_to`` that we have a sink for, by its name.
+_SINKS = ("wandb", "tensorboard", "mlflow")
+
+
+class CoatiPerfCallback(TrainerCallback):
+    """Measures a trainer of TRL or Transformers: ``trainer.add_callback(CoatiPerfCallback(trainer))``.
+
+    An episode is a rollout and all that is learned from it; of a trainer that only learns (SFT,
+    DPO, reward, Transformers' own), ``logging_steps`` steps. What its models run is seen by
+    torch's forward hooks, and its phases by the methods in ``seams``; what a version of TRL lacks
+    is not measured, and said once.
+
+    Args:
+        trainer: made already; its models and settings are found from it.
+        steps_per_episode: optimiser steps of an episode, in place of the above.
+        attention: as for ``CostModel.traced``.
+        options: further arguments of ``PerformanceEvaluator``. ``sinks`` are by default the
+            trackers of ``report_to``, whose open runs are joined, and ``train_config`` the
+            trainer's arguments.
+
+    Raises:
+        TypeError, ValueError: as ``PerformanceEvaluator`` does.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        steps_per_episode: int | None = None,
+        attention: Literal["causal", "full"] = "causal",
+        **options: Any,
+    ) -> None:
+        number_or_none("steps_per_episode", steps_per_episode)
+        self._trainer = trainer
+        self._steps = steps_per_episode or _steps_per_episode(trainer)
+        watched = _models(trainer)
+        checkpointing = bool(trainer.args.gradient_checkpointing)
+        costs = {
+            role: CostModel.traced(
+                model,
+                attention=attention,
+                gradient_checkpointing=checkpointing and role == "actor",
+                dtype=model_dtype(trainer.model),
+                fallback="num_params",
+            )
+            for role, model in watched.items()
+        }
+        report_to = trainer.args.report_to or []
+        options.setdefault("sinks", [name for name in report_to if name in _SINKS])
+        options.setdefault("train_config", trainer.args.to_dict())
+        self.evaluator = PerformanceEvaluator(0, 0, 0, 0, models=costs, **options)
+        self._forwards = Forwards(self.evaluator)
+        self._actor = costs["actor"]
+        self._learn = self.evaluator.phase("learn")
+        self._optimizer = self.evaluator.phase("optimizer")
+        self._optimizing = False
+        self._in_rollout = False
+        self._lengths: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._wrapped: list[str] = []
+        if getattr(trainer.args, "torch_compile", False):
+            _logger.warning("torch_compile=True: FLOP and tokens of learning cannot be seen")
+        else:
+            for role, model in watched.items():
+                if isinstance(model, nn.Module):
+                    self._forwards.watch(model, costs[role], costs.get("initial"))
+        self._attach()
+
+    # Transformers' events.
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.evaluator.on_fit_start()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step % self._steps == 0 or self.evaluator._tally is None:
+            self.evaluator.on_episode_start(state.global_step // self._steps)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._optimizing:
+            self._optimizing = False
+            self._optimizer.__exit__(None, None, None)
+            self._learn.__exit__(None, None, None)
+        if state.global_step % self._steps == 0:  # the step has been counted by now
+            self.evaluator.on_episode_end(state.global_step // self._steps - 1)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self.evaluator._tally is not None:  # fewer steps than an episode has
+            self.evaluator.on_episode_end(state.global_step // self._steps)
+        self.evaluator.on_fit_end()
+
+    def detach(self) -> None:
+        """Leave the trainer as it was, but for its list of callbacks."""
+        for name in self._wrapped:
+            vars(self._trainer).pop(name, None)
+        self._forwards.stop()
+
+    # Phases within a step.
+
+    def _attach(self) -> None:
+        lacking = seams.missing(self._trainer)
+        if lacking:
+            what = seams.version_of(self._trainer)
+            _logger.warning("%s lacks what marks %s: not measured", what, ", ".join(lacking))
+        self._wrap("training_step", self._training_step)
+        if not seams.is_online(self._trainer):
+            return
+        self._wrap(seams.ROLLOUT, self._rollout)
+        self._wrap(seams.GENERATE, self._generate)
+        self._wrap(seams.REWARDS, self._rewards)
+        for name in seams.LOG_PROBS:
+            self._wrap(name, self._log_probs)
+
+    def _wrap(self, name: str, wrapper: Callable[..., Any]) -> None:
+        """Put a wrapper in front of a method of this one trainer, where it has that method."""
+        original = getattr(self._trainer, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            return wrapper(original, *arguments, **options)
+
+        setattr(self._trainer, name, wrapped)
+        self._wrapped.append(name)
+
+    def _training_step(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self._learn.__enter__()
+        try:
+            with self._purpose("measured"):
+                result = original(*arguments, **options)
+        except BaseException:
+            # No event tells of it: the trainer's own events end here.
+            self.evaluator.on_episode_end(self._trainer.state.global_step // self._steps)
+            raise
+        if self._trainer.accelerator.sync_gradients:  # the optimiser comes next
+            self._optimizing = True
+            self._optimizer.__enter__()
+        else:
+            self._learn.__exit__(None, None, None)
+        return result
+
+    def _rollout(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if not self._trainer.model.training:  # an evaluation
+            return original(*arguments, **options)
+        self._learn.__exit__(None, None, None)
+        self._in_rollout = True
+        self._lengths = None
+        try:
+            with self.evaluator.phase("make_experience"):
+                result = original(*arguments, **options)
+        finally:
+            self._in_rollout = False
+            self._learn.__enter__()
+        try:
+            self._count_generation(result)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self.evaluator._fault(f"what {seams.ROLLOUT} returns", error)
+        return result
+
+    def _generate(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if not self._in_rollout:
+            return original(*arguments, **options)
+        with self.evaluator.phase("generate"), self._purpose("generate"):
+            result = original(*arguments, **options)
+        try:
+            self._lengths = lengths_of(result[0]), lengths_of(result[1])
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self.evaluator._fault(f"what {seams.GENERATE} returns", error)
+        return result
+
+    def _log_probs(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if not self._in_rollout:
+            return original(*arguments, **options)
+        with self.evaluator.phase("score"):
+            return original(*arguments, **options)
+
+    def _rewards(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if not self._in_rollout:
+            return original(*arguments, **options)
+        functions = getattr(self._trainer, "reward_funcs", ())
+        by_models = any(isinstance(function, nn.Module) for function in functions)
+        with self.evaluator.phase("score" if by_models else "reward"):
+            return original(*arguments, **options)
+
+    def _count_generation(self, experience: Any) -> None:
+        runs = self._forwards.take_generation()
+        lengths = self._lengths
+        if lengths is None:  # before TRL 0.24
+            lengths = experience["prompt_mask"].sum(-1), experience["completion_mask"].sum(-1)
+        padded = experience["prompt_ids"].numel() + experience["completion_ids"].numel()
+        # An inference engine fills its cache once for all responses to a prompt.
+        group = 1 if runs else int(getattr(self._trainer, "num_generations", 1))
+        shared = group if len(lengths[0]) % group == 0 else 1
+        generation = Generation(self._actor, runs, padded, shared)
+        self.evaluator.defer(generation.generated, *lengths)
+
+    @contextlib.contextmanager
+    def _purpose(self, purpose: Purpose) -> Iterator[None]:
+        before, self._forwards.purpose = self._forwards.purpose, purpose
+        try:
+            yield
+        finally:
+            self._forwards.purpose = before
+
+
+def _models(trainer: Any) -> dict[str, Any]:
+    """Return the models by role: modules, and the config of what a PEFT model is without adapters."""
+    models: dict[str, Any] = {"actor": trainer.model}
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        models["initial"] = reference
+    elif hasattr(trainer.model, "peft_config"):
+        models["initial"] = trainer.model.config
+    rewards = [f for f in getattr(trainer, "reward_funcs", ()) if isinstance(f, nn.Module)]
+    models |= {f"reward {number}": model for number, model in enumerate(rewards)}
+    return models
+
+
+def _steps_per_episode(trainer: Any) -> int:
+    """Return optimiser steps from one rollout to the next, or those between two logs."""
+    if seams.is_online(trainer):
+        between, accumulation = seams.steps_per_rollout(trainer)
+        return math.lcm(between, accumulation) // accumulation
+    steps = trainer.args.logging_steps
+    return int(steps) if steps >= 1 else 1

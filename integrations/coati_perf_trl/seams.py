@@ -1,0 +1,63 @@
+"""The methods of TRL's trainers between which the phases of an episode lie.
+
+None of these is public. TRL has had them since the versions named here and has them in 1.16; a
+trainer that lacks one is measured without that phase.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+# Generation, scoring and rewards of one rollout (0.16). What it returns has the masks.
+ROLLOUT = "_generate_and_score_completions"
+# Within it: generation (0.24), whose first two results are the token ids of each prompt and of
+# each response.
+GENERATE = "_generate"
+# The old policy's and the reference's log-probabilities; learning calls it too (0.20, 0.16).
+LOG_PROBS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+# The reward functions and models (0.20).
+REWARDS = "_calculate_rewards"
+
+ONLINE = ("GRPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "PPO")
+
+
+def missing(trainer: Any) -> list[str]:
+    """Return the phases that cannot be told apart in this trainer; none of one that only learns."""
+    if not is_online(trainer):
+        return []
+    seams = {
+        "make_experience": (ROLLOUT,),
+        "generate": (GENERATE,),
+        "score": LOG_PROBS,
+        "reward": (REWARDS,),
+    }
+    return [
+        phase for phase, names in seams.items() if not any(hasattr(trainer, name) for name in names)
+    ]
+
+
+def is_online(trainer: Any) -> bool:
+    """Say whether a trainer makes the experience that it learns from."""
+    names = [kind.__name__ for kind in type(trainer).__mro__]
+    return hasattr(trainer, ROLLOUT) or any(name.startswith(ONLINE) for name in names)
+
+
+def version_of(trainer: Any) -> str:
+    """Return what to call the trainer and its package in a message."""
+    package = type(trainer).__module__.partition(".")[0]
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        version = "of no known version"
+    return f"{type(trainer).__name__} of {package} {version}"
+
+
+def steps_per_rollout(trainer: Any) -> tuple[int, int]:
+    """Return the micro-batches between two rollouts, and those of one optimiser step."""
+    arguments = trainer.args
+    accumulation = int(arguments.gradient_accumulation_steps)
+    # 0.18 and older make experience at each optimiser step.
+    per_generation = getattr(arguments, "steps_per_generation", None) or accumulation
+    iterations = getattr(arguments, "num_iterations", None) or 1
+    return int(per_generation) * int(iterations), accumulation
