@@ -14,14 +14,16 @@ aten = torch.ops.aten
 
 def executed_flop(work: Callable[[], object]) -> int:
     """Return the FLOP of everything that ``work`` runs."""
-    # What torch's counter lacks (triangular solves, grouped products), or has wrong (the backward
-    # of a grouped convolution), from the operators' definitions. It hands over shapes.
+    # What torch's counter lacks (triangular solves, grouped products, products added in place), or
+    # has wrong (the backward of a grouped convolution), from the operators' definitions. It hands
+    # over shapes.
     counter = FlopCounterMode(
         display=False,
         custom_mapping={
             aten.convolution_backward: _convolution_backward,
             aten.linalg_solve_triangular: _solve_triangular,
             aten._grouped_mm: _grouped_mm,
+            aten.addmm_: _addmm_in_place,
         },
     )
     with counter:
@@ -46,3 +48,8 @@ def _solve_triangular(matrix: Any, right: Any, *rest: Any, **_: Any) -> int:
 def _grouped_mm(left: Any, right: Any, *rest: Any, **_: Any) -> int:
     """Each row meets the weights of its one expert."""
     return 2 * left[0] * left[1] * right[-1]
+
+
+def _addmm_in_place(total: Any, left: Any, right: Any, *rest: Any, **_: Any) -> int:
+    """Each element of the product takes a product and a sum per column of the left matrix."""
+    return 2 * left[0] * left[1] * right[1]

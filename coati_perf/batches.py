@@ -89,7 +89,9 @@ class BatchLog:
         """Note a batch learned from by its shape, and the tokens (B,) of its sequences."""
         self._learned_from.append((two_dimensions("sequences", sequences), total))
 
-    def add_deferred(self, amounts: Callable[..., Amounts], lengths: Sequence[torch.Tensor]) -> None:
+    def add_deferred(
+        self, amounts: Callable[..., Amounts], lengths: Sequence[torch.Tensor]
+    ) -> None:
         """Note what is to be called with the lengths, once they are on the host."""
         self._deferred.append((amounts, lengths))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,9 +14,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from coati_perf import CostModel, PerformanceEvaluator
 from coati_perf.arguments import model_dtype, number_or_none
+from coati_perf.forwards import Forwards
+from coati_perf.seen import Generation
 from coati_perf_trl import seams
-from coati_perf_trl.costs import Generation, lengths_of
-from coati_perf_trl.forwards import Forwards, Purpose
+from coati_perf_trl.fused_head import fused_logits
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _SINKS = ("wandb", "tensorboard", "mlflow")
 
 
 class CoatiPerfCallback(TrainerCallback):
-    """Measures a trainer of TRL or Transformers: ``trainer.add_callback(CoatiPerfCallback(trainer))``.
+    """Measures a trainer: ``trainer.add_callback(CoatiPerfCallback(trainer))``.
 
     An episode is a rollout and all that is learned from it; of a trainer that only learns (SFT,
     DPO, reward, Transformers' own), ``logging_steps`` steps. What its models run is seen by
@@ -72,7 +72,7 @@ class CoatiPerfCallback(TrainerCallback):
         options.setdefault("sinks", [name for name in report_to if name in _SINKS])
         options.setdefault("train_config", trainer.args.to_dict())
         self.evaluator = PerformanceEvaluator(0, 0, 0, 0, models=costs, **options)
-        self._forwards = Forwards(self.evaluator)
+        self._forwards = Forwards(self.evaluator, fused_logits)
         self._actor = costs["actor"]
         self._learn = self.evaluator.phase("learn")
         self._optimizer = self.evaluator.phase("optimizer")
@@ -156,7 +156,7 @@ class CoatiPerfCallback(TrainerCallback):
     def _training_step(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self._learn.__enter__()
         try:
-            with self._purpose("measured"):
+            with self._forwards.are("measured"):
                 result = original(*arguments, **options)
         except BaseException:
             # No event tells of it: the trainer's own events end here.
@@ -190,10 +190,10 @@ class CoatiPerfCallback(TrainerCallback):
     def _generate(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if not self._in_rollout:
             return original(*arguments, **options)
-        with self.evaluator.phase("generate"), self._purpose("generate"):
+        with self.evaluator.phase("generate"), self._forwards.are("generate"):
             result = original(*arguments, **options)
         try:
-            self._lengths = lengths_of(result[0]), lengths_of(result[1])
+            self._lengths = _lengths(result[0]), _lengths(result[1])
         except Exception as error:  # noqa: BLE001 - training goes on
             self.evaluator._fault(f"what {seams.GENERATE} returns", error)
         return result
@@ -224,17 +224,9 @@ class CoatiPerfCallback(TrainerCallback):
         generation = Generation(self._actor, runs, padded, shared)
         self.evaluator.defer(generation.generated, *lengths)
 
-    @contextlib.contextmanager
-    def _purpose(self, purpose: Purpose) -> Iterator[None]:
-        before, self._forwards.purpose = self._forwards.purpose, purpose
-        try:
-            yield
-        finally:
-            self._forwards.purpose = before
-
 
 def _models(trainer: Any) -> dict[str, Any]:
-    """Return the models by role: modules, and the config of what a PEFT model is without adapters."""
+    """Return the models by role; the config of what a PEFT model is without adapters."""
     models: dict[str, Any] = {"actor": trainer.model}
     reference = getattr(trainer, "ref_model", None)
     if reference is not None:
@@ -253,3 +245,7 @@ def _steps_per_episode(trainer: Any) -> int:
         return math.lcm(between, accumulation) // accumulation
     steps = trainer.args.logging_steps
     return int(steps) if steps >= 1 else 1
+
+
+def _lengths(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor([len(sequence) for sequence in sequences])

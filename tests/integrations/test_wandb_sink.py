@@ -213,3 +213,31 @@ def test_a_run_by_an_id_of_the_users_gets_our_rows_after_those_it_has(wandb_scri
     assert [row["perf/episode"] for row in offline.history()] == list(range(5))
     (run,) = [record["run"] for record in offline.records if "run" in record][:1]
     assert (run["run_id"], run["run_group"]) == ("theirs", "their-group")
+
+
+def test_a_run_that_copies_tensorboard_gets_nothing_twice(wandb_script, read_run):
+    """As in ColossalChat's trainers: sync_tensorboard, and a writer of their own."""
+    offline = wandb_script("""
+        import time
+        import wandb
+        from coati_perf import PerformanceEvaluator
+
+        owner = wandb.init(project="owners", dir=".", sync_tensorboard=True)
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter("theirs")
+        evaluator = PerformanceEvaluator(
+            1, 1, 1, 1, run_dir="run", sinks=["tensorboard", "wandb"]
+        )
+        for number in range(3):
+            with evaluator.episode(number):
+                writer.add_scalar("train/reward", 0.5, number)
+        evaluator.close()
+        writer.close()
+        time.sleep(2)
+        owner.finish()
+    """)
+    rows = offline.history()
+    episodes = [row["perf/episode"] for row in rows if "perf/time/episode_s" in row]
+    assert episodes == [0, 1, 2]
+    assert [row["global_step"] for row in rows if "train/reward" in row] == [0, 1, 2]
+    assert len(read_run().episodes) == 3

@@ -1,44 +1,51 @@
-"""What the forwards that were seen amount to, worked out on a background thread."""
+"""What forwards that were seen amount to, worked out on a background thread."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from coati_perf import CostModel, catalogue
+from coati_perf import catalogue
 from coati_perf.batches import token_counts
+from coati_perf.cost import Amounts
+from coati_perf.flops import CostModel
 
-Amounts = dict[str, float]
+
+@dataclasses.dataclass(frozen=True)
+class Logits:
+    """At how many positions a forward over one batch computes logits.
+
+    ``computed`` is that of each sequence; None where it is at the real ones alone. ``real`` is a
+    tensor (B,) of those that count, None for all real positions. ``again`` says that the backward
+    computes them once more.
+    """
+
+    computed: int | None
+    real: torch.Tensor | None = None
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """A forward of a model over (batch, length) positions.
-
-    ``logits`` is at how many positions of each sequence the logits are computed, None for all.
-    ``fused`` says that TRL's own head computes them, which does so once more in the backward.
-    """
+    """A forward of a model over (batch, length) positions."""
 
     cost: CostModel
     batch: int
     length: int
-    logits: int | None = None
-    fused: bool = False
+    logits: Logits
 
-    def learned(self, real: torch.Tensor, logits: torch.Tensor) -> Amounts:
-        """Return the amounts of a forward with backward, from each sequence's real positions."""
-        tokens = real_lengths(real)
+    def learned(self, real: torch.Tensor, *real_logits: torch.Tensor) -> Amounts:
+        """Return the amounts of it with its backward: see ``_real_lengths`` for ``real``."""
+        tokens = _real_lengths(real)
+        useful_logits = _of_each(tokens, *real_logits)
         padded = self.batch * self.length
-        positions = self._logits_executed(logits)
-        executed = self.cost.forward_backward(
-            [self.length] * self.batch, logits=positions, executed=True
-        ).sum()
-        if self.fused:
-            executed = executed + self._head(positions)
-        useful = self.cost.forward_backward(tokens, logits=_useful_logits(tokens, logits)).sum()
+        lengths, computed = self._executed(*real_logits)
+        executed = self.cost.forward_backward(lengths, logits=computed, executed=True).sum()
+        if self.logits.again:
+            executed += self.cost.head.forward * float(torch.as_tensor(computed).sum())
+        useful = self.cost.forward_backward(tokens, logits=useful_logits).sum()
         return {
             catalogue.LEARNED: float(len(tokens)),
             catalogue.LEARN_BATCHES: 1.0,
@@ -49,28 +56,24 @@ class Forward:
             catalogue.LEARN_EXECUTED: float(executed),
         }
 
-    def scored(self, real: torch.Tensor, logits: torch.Tensor) -> Amounts:
-        """Return the amounts of a forward alone."""
-        tokens = real_lengths(real)
-        executed = self.cost.forward(
-            [self.length] * self.batch, logits=self._logits_executed(logits), executed=True
-        )
-        useful = self.cost.forward(tokens, logits=_useful_logits(tokens, logits))
+    def scored(self, real: torch.Tensor, *real_logits: torch.Tensor) -> Amounts:
+        """Return the amounts of it alone."""
+        tokens = _real_lengths(real)
+        useful_logits = _of_each(tokens, *real_logits)
+        lengths, computed = self._executed(*real_logits)
         return {
-            catalogue.SCORE_FLOP: float(useful.sum()),
-            catalogue.SCORE_EXECUTED: float(executed.sum()),
+            catalogue.SCORE_FLOP: float(self.cost.forward(tokens, logits=useful_logits).sum()),
+            catalogue.SCORE_EXECUTED: float(
+                self.cost.forward(lengths, logits=computed, executed=True).sum()
+            ),
         }
 
-    def _logits_executed(self, logits: torch.Tensor) -> Any:
-        if self.fused and self.logits is None:  # at the positions that count alone, over the batch
-            return torch.full((self.batch,), float(logits.sum()) / self.batch)
-        return self.logits
-
-    def _head(self, positions: Any) -> torch.Tensor:
-        lengths = [self.length] * self.batch
-        with_head = self.cost.forward(lengths, logits=positions, executed=True)
-        without: torch.Tensor = self.cost.forward(lengths, logits=0, executed=True)
-        return (with_head - without).sum()
+    def _executed(self, *real_logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Return the padded length of each sequence, and at how many positions it has logits."""
+        computed = self.logits.computed
+        if computed is None:  # in which sequence they are makes no difference
+            computed = sum(float(positions.sum()) for positions in real_logits) / self.batch
+        return [self.length] * self.batch, [float(computed)] * self.batch
 
 
 @dataclasses.dataclass
@@ -131,8 +134,8 @@ class Generation:
         return flop
 
 
-def real_lengths(real: torch.Tensor) -> torch.Tensor:
-    """Return the lengths of sequences: as given, or from the positions of one packed row."""
+def _real_lengths(real: torch.Tensor) -> torch.Tensor:
+    """Return the lengths (B,) as given, or those of a packed row from its positions (1, L)."""
     if real.dim() == 1:
         return real.to(torch.float64)
     starts = torch.nonzero(real.reshape(-1) == 0).reshape(-1)
@@ -140,11 +143,7 @@ def real_lengths(real: torch.Tensor) -> torch.Tensor:
     return (ends - starts).to(torch.float64)
 
 
-def _useful_logits(tokens: torch.Tensor, logits: torch.Tensor) -> Any:
-    """Return the positions of each sequence whose logits count; None for all of them."""
-    return logits.to(torch.float64) if len(logits) == len(tokens) else None
-
-
-def lengths_of(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return how many tokens each sequence has."""
-    return torch.tensor([len(sequence) for sequence in sequences])
+def _of_each(tokens: torch.Tensor, *logits: torch.Tensor) -> torch.Tensor | None:
+    """Return the positions with logits of each sequence; None where that is not known."""
+    known = [positions.to(torch.float64) for positions in logits if len(positions) == len(tokens)]
+    return known[0] if known else None

@@ -1,0 +1,299 @@
+"""Real TRL trainers on the CPU, beside TRL's own figures and torch's own count of FLOP."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import Trainer, TrainingArguments
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+
+from coati_perf import CostModel, read_journal
+from coati_perf_trl import CoatiPerfCallback, seams
+from independent_count import executed_flop
+from tiny import llama, preferences, reward_model, reward_of_length, texts, tokenizer
+
+PHASES = ("generate", "score", "learn")
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """Return a function that trains with the callback: (journal's last segment, torch's FLOP)."""
+
+    def measure(trainer, **options):
+        options = {"attention": "full", "run_dir": tmp_path / "run", "peak_tflops": 1.0} | options
+        trainer.add_callback(CoatiPerfCallback(trainer, **options))
+        flop = executed_flop(trainer.train)
+        return read_journal(tmp_path / "run").segments[-1], flop
+
+    return measure
+
+
+def total(segment, name):
+    return sum(record.metrics.get(name, 0.0) for record in segment.episodes)
+
+
+def executed(segment):
+    return sum(total(segment, f"perf/flops/{phase}_executed") for phase in PHASES)
+
+
+LORA = {"peft": LoraConfig(r=4, target_modules=["q_proj", "down_proj"])}
+CASES = {
+    "as TRL sets it up": {},
+    "without checkpoints": {"gradient_checkpointing": False},
+    "with checkpoints": {"gradient_checkpointing": True},
+    "two iterations": {"num_iterations": 2},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "accumulation, two steps a rollout": {
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+    },
+    "LoRA": {**LORA, "gradient_checkpointing": False},
+    "LoRA with checkpoints": {**LORA, "gradient_checkpointing": True},
+    "LoRA with its base as reference": {**LORA, "beta": 0.1, "gradient_checkpointing": False},
+    "a reward model": {"rewards": "model"},
+}
+STEPS_PER_EPISODE = {"two iterations": 2, "accumulation, two steps a rollout": 2}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_grpo_is_measured_as_trl_and_torch_have_it(case, online, measure):
+    """FLOP as torch counts them, tokens and times as TRL does."""
+    options = dict(CASES[case])
+    if options.pop("rewards", None):
+        options["rewards"] = [reward_of_length, reward_model()]
+    trainer = online(**options)
+    segment, flop = measure(trainer)
+
+    assert executed(segment) == flop
+    logs = [log for log in trainer.state.log_history if "step_time" in log]
+    tokens = total(segment, "perf/tokens/prompt") + total(segment, "perf/tokens/response")
+    assert tokens == [log["num_tokens"] for log in logs if "num_tokens" in log][-1]
+    seconds = sum(
+        record.phases["make_experience"] + record.phases["learn"] - record.phases["learn/optimizer"]
+        for record in segment.episodes
+    )
+    assert seconds == pytest.approx(sum(log["step_time"] for log in logs), rel=0.02)
+
+    steps = STEPS_PER_EPISODE.get(case, 1)
+    assert [record.episode for record in segment.episodes] == list(range(4 // steps))
+    assert all(record.metrics["perf/steps/make_experience"] == 1 for record in segment.episodes)
+    assert not any(record.faults for record in segment.episodes)
+    assert total(segment, "perf/flops/learn") < total(segment, "perf/flops/learn_executed")
+
+
+def test_rloo_is_measured_alike(online, measure):
+    trainer = online(RLOOTrainer, RLOOConfig, beta=0.0)
+    segment, flop = measure(trainer)
+    assert executed(segment) == flop
+    assert set(segment.episodes[0].phases) >= {"make_experience/generate", "make_experience/score"}
+
+
+def sft(settings, **more):
+    return SFTTrainer(
+        model=llama(),
+        args=settings(SFTConfig, max_length=16, **more),
+        train_dataset=texts(),
+        processing_class=tokenizer(),
+    )
+
+
+def dpo(settings):
+    return DPOTrainer(
+        model=llama(),
+        ref_model=llama(),
+        args=settings(DPOConfig, max_length=16),
+        train_dataset=preferences(),
+        processing_class=tokenizer(),
+    )
+
+
+def rewards(settings):
+    return RewardTrainer(
+        model=reward_model(),
+        args=settings(RewardConfig, max_length=16),
+        train_dataset=preferences(),
+        processing_class=tokenizer(),
+    )
+
+
+def transformers_own(settings):
+    rows = [{"input_ids": row, "labels": row} for row in [[5, 6, 7], [8, 9, 10]] * 16]
+    return Trainer(model=llama(), args=settings(TrainingArguments), train_dataset=rows)
+
+
+LEARN_ONLY = {
+    "SFT": sft,
+    "SFT, packed": lambda settings: sft(settings, packing=True, padding_free=False),
+    "DPO": dpo,
+    "reward": rewards,
+    "Transformers": transformers_own,
+}
+
+
+@pytest.mark.parametrize("kind", LEARN_ONLY)
+def test_a_trainer_that_only_learns_is_measured_so(kind, settings, measure):
+    trainer = LEARN_ONLY[kind](settings)
+    segment, flop = measure(trainer, steps_per_episode=2)
+    assert executed(segment) == flop
+    assert len(segment.episodes) == 2
+    assert total(segment, "perf/flops/generate") == 0
+    assert set(segment.episodes[0].phases) == {"learn", "learn/optimizer"}
+    # A row of DPO and of reward learning is a pair.
+    assert total(segment, "perf/samples/learned") >= 4 * 4
+    assert not any(record.faults for record in segment.episodes)
+
+
+def test_training_is_the_same_with_the_callback(online, tmp_path):
+    """Losses, gradients and rewards, step by step and to the last bit."""
+
+    def history(with_callback):
+        torch.manual_seed(3)
+        trainer = online(gradient_accumulation_steps=2, learning_rate=1e-2)
+        if with_callback:
+            trainer.add_callback(CoatiPerfCallback(trainer, run_dir=tmp_path, peak_tflops=1.0))
+        trainer.train()
+        names = ("loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
+        return [
+            {name: log[name] for name in names}
+            for log in trainer.state.log_history
+            if "loss" in log
+        ]
+
+    with_callback = history(with_callback=True)
+    assert len(with_callback) == 4
+    assert with_callback == history(with_callback=False)
+
+
+def test_an_evaluation_is_no_part_of_an_episode(online, measure):
+    trainer = online(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+    segment, _ = measure(trainer)
+    assert any("eval_loss" in log for log in trainer.state.log_history)
+    assert total(segment, "perf/samples/generated") == 4 * 4
+    assert not any(record.faults for record in segment.episodes)
+
+
+def test_a_version_without_our_seams_is_warned_of_once_and_measured_as_learning(
+    online, measure, monkeypatch, caplog
+):
+    for name in ("ROLLOUT", "GENERATE", "REWARDS"):
+        monkeypatch.setattr(seams, name, "_named_otherwise")
+    monkeypatch.setattr(seams, "LOG_PROBS", ("_named_otherwise",))
+    with caplog.at_level(logging.WARNING, "coati_perf_trl"):
+        segment, _ = measure(online())
+    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("coati_perf_trl")]
+    assert warning.startswith("GRPOTrainer of trl ")
+    assert "make_experience, generate, score, reward" in warning
+    assert len(segment.episodes) == 4
+    assert total(segment, "perf/samples/learned") == 4 * 4
+    assert total(segment, "perf/time/learn_s") > 0
+    assert "make_experience" not in segment.episodes[0].phases
+
+
+def test_results_of_a_seam_that_are_not_as_they_were_are_a_fault_and_no_crash(
+    online, measure, monkeypatch
+):
+    trainer = online()
+    own = trainer._generate
+    monkeypatch.setattr(CoatiPerfCallback, "_count_generation", lambda *_: 1 / 0)
+    monkeypatch.setattr(trainer, "_generate", own)
+    segment, _ = measure(trainer)
+    assert len(segment.episodes) == 4
+    (fault,) = segment.episodes[0].faults
+    assert "division by zero" in fault
+
+
+def test_a_failing_reward_function_is_seen_as_it_is_and_recorded(online, tmp_path):
+    def broken(completions, **_):
+        message = "no reward today"
+        raise RuntimeError(message)
+
+    trainer = online(rewards=[broken])
+    callback = CoatiPerfCallback(trainer, run_dir=tmp_path / "run", peak_tflops=1.0)
+    trainer.add_callback(callback)
+    with pytest.raises(RuntimeError, match="no reward today"):
+        trainer.train()
+    callback.evaluator.close()
+    summary = read_journal(tmp_path / "run").segments[-1].summary
+    assert "no reward today" in str(summary)
+
+
+def test_an_untraceable_model_is_counted_by_its_parameters(online, measure, monkeypatch):
+    from coati_perf.flops import traced
+    from coati_perf.flops.skeleton import UntraceableModelError
+
+    def refuse(*_, **__):
+        raise UntraceableModelError("it is of no kind known")
+
+    monkeypatch.setattr(traced, "_trace", refuse)
+    segment, _ = measure(online())
+    assert any("parameters counted" in warning for warning in segment.header.warnings)
+    assert total(segment, "perf/flops/learn") > 0
+
+
+def test_detached_the_trainer_is_as_it_was(online, tmp_path):
+    trainer = online()
+    before = dict(vars(trainer))
+    callback = CoatiPerfCallback(trainer, run_dir=tmp_path / "run")
+    assert "training_step" in vars(trainer)
+    callback.detach()
+    assert dict(vars(trainer)) == before
+    assert not trainer.model._forward_pre_hooks
+
+
+def test_the_trackers_of_report_to_are_joined(online, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    trainer = online(report_to=["wandb"])
+    callback = CoatiPerfCallback(trainer, run_dir=tmp_path / "run", peak_tflops=1.0)
+    trainer.add_callback(callback)
+    trainer.train()
+    wandb.finish()
+    (run,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    rows = _wandb_rows(run)
+    ours = [row["perf/episode"] for row in rows if "perf/episode" in row]
+    theirs = [row["train/global_step"] for row in rows if "train/reward" in row]
+    assert ours == [0, 1, 2, 3]
+    assert theirs == [1, 2, 3, 4]
+
+
+def _wandb_rows(path):
+    import json
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(path)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [json.loads(line).get("history", {}).get("item", {}) for line in lines]
+
+
+def test_an_instance_by_role(online):
+    """The models that are found, each at its own cost."""
+    trainer = online(rewards=[reward_of_length, reward_model()])
+    callback = CoatiPerfCallback(trainer)
+    settings = callback.evaluator._settings.workload.describe()
+    assert set(settings) == {"actor", "reward 0"}
+    actor = CostModel.traced(llama()).forward(10)
+    assert callback._actor.forward(10) == actor
+
+
+def test_bad_arguments_are_named_at_once(online):
+    trainer = online()
+    with pytest.raises(ValueError, match="steps_per_episode is 0"):
+        CoatiPerfCallback(trainer, steps_per_episode=0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sink'"):
+        CoatiPerfCallback(trainer, sink=["wandb"])
