@@ -80,10 +80,10 @@ class BatchLog:
         self._deferred: list[Deferred] = []
 
     def add_made(
-        self, sequences: Shape, action_mask: Shape, total: torch.Tensor, response: torch.Tensor
+        self, sequences: Shape, action_mask: Shape, prompts: torch.Tensor, responses: torch.Tensor
     ) -> None:
-        """Note experience by its shapes, and the tokens (B,) of sequences and of responses."""
-        self._made.append((experience_shape(sequences, action_mask), total, response))
+        """Note experience by its shapes, and the tokens (B,) of prompts and of responses."""
+        self._made.append((experience_shape(sequences, action_mask), prompts, responses))
 
     def add_learned(self, sequences: Shape, total: torch.Tensor) -> None:
         """Note a batch learned from by its shape, and the tokens (B,) of its sequences."""
@@ -111,7 +111,7 @@ class BatchLog:
                 for shape, count in self.learned.items()
                 if count.calls
             ],
-            made=[(shape, _to_host(total), _to_host(resp)) for shape, total, resp in self._made],
+            made=[(shape, _to_host(one), _to_host(other)) for shape, one, other in self._made],
             learned_from=[(shape, _to_host(total)) for shape, total in self._learned_from],
             deferred=[
                 (amounts, [_to_host(tensor) for tensor in tensors])
@@ -201,8 +201,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     def _real_experience(
         self,
     ) -> Iterator[tuple[tuple[int, int, int], torch.Tensor, torch.Tensor]]:
-        for shape, tokens, responses in self.made:
-            yield shape, (tokens - responses).to(torch.float64), responses.to(torch.float64)
+        for shape, prompts, responses in self.made:
+            yield shape, prompts.to(torch.float64), responses.to(torch.float64)
 
 
 def token_counts(prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
@@ -247,14 +247,19 @@ def _real_experience(workload: Workload, prompts: torch.Tensor, responses: torch
     }
 
 
-def mask_lengths(name: str, mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Launch the sums of a mask (B, L) of ``sequences`` of that shape, or raise ValueError."""
+def mask_lengths(
+    name: str, mask: torch.Tensor, shape: Sequence[int], end: int | None = None
+) -> torch.Tensor:
+    """Launch the sums of a mask (B, L) of ``sequences`` of that shape, or raise ValueError.
+
+    ``end`` is where to stop, by default at the sequences' end.
+    """
     if mask.shape != shape:
         message = (
             f"{name} has shape {tuple(mask.shape)}; expected that of sequences, {tuple(shape)}"
         )
         raise ValueError(message)
-    return mask.sum(-1)
+    return (mask if end is None else mask[:, :end]).sum(-1)
 
 
 def given_lengths(name: str, lengths: Sequence[int] | Any, batch: int) -> torch.Tensor:

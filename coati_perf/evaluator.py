@@ -522,12 +522,14 @@ def _count_made(tally: Tally, experience: Any, lengths: tuple[Any, Any] | None) 
     shape, actions = experience.sequences.shape, experience.action_mask
     if lengths is not None:
         prompts = given_lengths("lengths[0]", lengths[0], shape[0])
-        response = given_lengths("lengths[1]", lengths[1], shape[0])
-        total = prompts + response
+        responses = given_lengths("lengths[1]", lengths[1], shape[0])
     else:
-        total = mask_lengths("attention_mask", experience.attention_mask, shape)
-        response = actions.sum(-1)
-    tally.batches.add_made(shape, actions.shape, total, response)
+        # Of the prompt's part alone: in a response, a mask that is made by comparing with the
+        # padding misses an end of sequence that is the same token.
+        end = shape[-1] - actions.shape[-1]
+        prompts = mask_lengths("attention_mask", experience.attention_mask, shape, end)
+        responses = actions.sum(-1)
+    tally.batches.add_made(shape, actions.shape, prompts, responses)
 
 
 def _count_learned(tally: Tally, experience: Any, lengths: Any) -> None:

@@ -11,30 +11,40 @@ import torch
 from torch import nn
 
 from coati_perf.flops import CostModel
+from coati_perf.flops.passes import CACHE_NAMES
+from coati_perf.flops.skeleton import unwrap
 from coati_perf.seen import Forward, Logits, Run
 
 if TYPE_CHECKING:
     from coati_perf.evaluator import PerformanceEvaluator
 
-Purpose = Literal["generate", "measured", "ignored"]
+Purpose = Literal["generate", "make", "measure", "ignore"]
 
 
 class Forwards:
     """Counts each forward of the models by what it is for.
 
-    Those while the purpose is ``generate`` are kept for the caller to take; those that are
-    ``measured`` are learning where they have a gradient, else scoring. ``logits`` says of the
-    keyword arguments of a forward over (batch, length) positions where it computes logits, if it
-    knows more than ``logits_kept`` does.
+    Those to ``generate`` are kept for the caller to take. Those to ``make`` experience are
+    generation or scoring; those to ``measure`` are learning where they have a gradient, else
+    scoring.
+
+    Args:
+        evaluator: what is told of them.
+        counted: they are all that is known of samples and tokens.
+        logits: says of the keyword arguments of a forward over (batch, length) positions where it
+            computes logits, if it knows more than ``logits_kept`` does.
     """
 
     def __init__(
         self,
         evaluator: PerformanceEvaluator,
+        *,
+        counted: bool,
         logits: Callable[[Mapping[str, Any], int, int], Logits | None] = lambda *_: None,
     ) -> None:
-        self._purpose: Purpose = "ignored"
+        self.purpose: Purpose = "ignore"
         self._evaluator = evaluator
+        self._counted = counted
         self._logits = logits
         self._runs: list[Run] = []
         self._handles: list[Any] = []
@@ -42,19 +52,25 @@ class Forwards:
     @contextlib.contextmanager
     def are(self, purpose: Purpose) -> Iterator[None]:
         """Say what the forwards inside are for."""
-        before, self._purpose = self._purpose, purpose
+        before, self.purpose = self.purpose, purpose
         try:
             yield
         finally:
-            self._purpose = before
+            self.purpose = before
 
     def watch(
-        self, module: nn.Module, cost: CostModel, without_adapters: CostModel | None = None
+        self,
+        module: nn.Module,
+        cost: CostModel,
+        without_adapters: CostModel | None = None,
+        *,
+        generates: bool = False,
     ) -> None:
         """See the forwards of a module; with PEFT's adapters off it may have a cost of its own."""
+        module = unwrap(module)
         if hasattr(module, "get_base_model"):  # PEFT's generate goes past its own forward
             module = module.get_base_model()
-        watched = _Watched(self, cost, without_adapters, _adapter(module))
+        watched = _Watched(self, cost, without_adapters, _adapter(module), generates)
         handle = module.register_forward_pre_hook(watched.before_forward, with_kwargs=True)
         self._handles.append(handle)
 
@@ -68,22 +84,25 @@ class Forwards:
         for handle in self._handles:
             handle.remove()
 
+    def _saw_generation(self, ids: torch.Tensor, options: dict[str, Any]) -> None:
+        batch, length = ids.shape[:2]
+        last = self._runs[-1] if self._runs else None
+        if length == 1 and last is not None and (last.batch, last.positions) == (batch, 1):
+            last.steps += 1
+            return
+        keep = options.get("logits_to_keep")
+        logits = keep if isinstance(keep, int) and keep else None
+        self._runs.append(Run(batch, length, logits, _cached(options)))
+
     def _saw(self, cost: CostModel, ids: torch.Tensor, options: dict[str, Any]) -> None:
         batch, length = ids.shape[:2]
-        if self._purpose == "generate":
-            last = self._runs[-1] if self._runs else None
-            if length == 1 and last is not None and (last.batch, last.positions) == (batch, 1):
-                last.steps += 1
-            else:
-                self._runs.append(Run(batch, length))
-            return
         logits = self._logits(options, batch, length) or logits_kept(options, batch, length)
         forward = Forward(cost, batch, length, dataclasses.replace(logits, real=None))
         lengths = [_real(options, batch, length, ids.device)]
         if logits.real is not None:
             lengths.append(logits.real)
-        amounts = forward.learned if torch.is_grad_enabled() else forward.scored
-        self._evaluator.defer(amounts, *lengths)
+        learned = forward.learned if self._counted else forward.learning
+        self._evaluator.defer(learned if torch.is_grad_enabled() else forward.scored, *lengths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +111,25 @@ class _Watched:
     cost: CostModel
     without_adapters: CostModel | None
     adapter: Any
+    generates: bool
 
     def before_forward(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         forwards = self.forwards
-        if forwards._purpose == "ignored":
+        if forwards.purpose == "ignore":
             return
         try:
             off = self.adapter is not None and self.adapter.disable_adapters
             cost = self.cost if self.without_adapters is None or not off else self.without_adapters
             ids = arguments[0] if arguments else options.get("input_ids")
-            forwards._saw(cost, options["inputs_embeds"] if ids is None else ids, options)
+            ids = options["inputs_embeds"] if ids is None else ids
+            # A forward that must not use a cache is no step of a generation.
+            to_make = forwards.purpose == "make" and options.get("use_cache") is not False
+            if forwards.purpose == "generate" or (self.generates and to_make):
+                forwards._saw_generation(ids, options)
+            else:
+                forwards._saw(cost, ids, options)
         except Exception as error:  # noqa: BLE001 - training goes on
             forwards._evaluator._fault("a forward that was not understood", error)
 
@@ -133,6 +159,13 @@ def _real(
 def _mask(options: Mapping[str, Any], batch: int, length: int) -> torch.Tensor | None:
     mask = options.get("attention_mask")
     return mask if isinstance(mask, torch.Tensor) and mask.shape == (batch, length) else None
+
+
+def _cached(options: Mapping[str, Any]) -> int:
+    """Return how many keys are cached, where to ask does not wait for the device."""
+    caches = (options.get(name) for name in CACHE_NAMES)
+    dynamic = (cache for cache in caches if type(cache).__name__ == "DynamicCache")
+    return next((cache.get_seq_length() for cache in dynamic), 0)
 
 
 def _adapter(module: nn.Module) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from coati_perf import catalogue
 from coati_perf.batches import token_counts
-from coati_perf.cost import Amounts
+from coati_perf.cost import Amounts, ModelCosts
 from coati_perf.flops import CostModel
 
 
@@ -37,24 +37,27 @@ class Forward:
     logits: Logits
 
     def learned(self, real: torch.Tensor, *real_logits: torch.Tensor) -> Amounts:
-        """Return the amounts of it with its backward: see ``_real_lengths`` for ``real``."""
+        """Return all amounts of it with its backward: see ``_real_lengths`` for ``real``."""
         tokens = _real_lengths(real)
-        useful_logits = _of_each(tokens, *real_logits)
         padded = self.batch * self.length
-        lengths, computed = self._executed(*real_logits)
-        executed = self.cost.forward_backward(lengths, logits=computed, executed=True).sum()
-        if self.logits.again:
-            executed += self.cost.head.forward * float(torch.as_tensor(computed).sum())
-        useful = self.cost.forward_backward(tokens, logits=useful_logits).sum()
         return {
             catalogue.LEARNED: float(len(tokens)),
             catalogue.LEARN_BATCHES: 1.0,
             catalogue.LEARN_PADDED: float(padded),
             catalogue.LEARN_TOKENS: float(tokens.sum()),
             catalogue.LEARN_PADDING: padded - float(tokens.sum()),
-            catalogue.LEARN_FLOP: float(useful),
-            catalogue.LEARN_EXECUTED: float(executed),
+            **self.learning(real, *real_logits),
         }
+
+    def learning(self, real: torch.Tensor, *real_logits: torch.Tensor) -> Amounts:
+        """Return the FLOP alone of it with its backward."""
+        tokens = _real_lengths(real)
+        lengths, computed = self._executed(*real_logits)
+        executed = self.cost.forward_backward(lengths, logits=computed, executed=True).sum()
+        if self.logits.again:
+            executed += self.cost.head.forward * sum(computed)
+        useful = self.cost.forward_backward(tokens, logits=_of_each(tokens, *real_logits)).sum()
+        return {catalogue.LEARN_FLOP: float(useful), catalogue.LEARN_EXECUTED: float(executed)}
 
     def scored(self, real: torch.Tensor, *real_logits: torch.Tensor) -> Amounts:
         """Return the amounts of it alone."""
@@ -80,11 +83,14 @@ class Forward:
 class Run:
     """Forwards of a generation that follow each other: over a prompt, or ``steps`` single tokens.
 
-    Without a cache each step is over all positions again, and a run of its own.
+    Without a cache each step is over all positions again, and a run of its own. ``logits`` is at
+    how many positions each has logits, None for all; ``cached`` how many keys there were before.
     """
 
     batch: int
     positions: int
+    logits: int | None = None
+    cached: int = 0
     steps: int = 1
 
 
@@ -114,7 +120,8 @@ class Generation:
             catalogue.PADDING: self.padded - float((prompts + responses).sum()),
             catalogue.GENERATE_FLOP: useful,
             # What runs in an inference engine is not seen; it has no padding.
-            catalogue.GENERATE_EXECUTED: self._executed() if self.runs else useful,
+            catalogue.GENERATE_EXECUTED: useful,
+            **executed_generation(self.actor, self.runs),
         }
         if self.actor.memory is not None:
             amounts[catalogue.GENERATE_BYTES] = self.actor.generate_bytes(
@@ -122,16 +129,41 @@ class Generation:
             )
         return amounts
 
-    def _executed(self) -> float:
-        flop, cached = 0.0, 0
-        for run in self.runs:
-            if run.positions == 1 and cached:
-                flop += run.batch * self.actor.decode(cached, run.steps)
-                cached += run.steps
-            else:
-                flop += run.batch * self.actor.prefill(run.positions)
-                cached = run.positions
-        return flop
+
+class ObservedCosts(ModelCosts):
+    """What batches cost beside what is seen of the forwards: the useful part of generation."""
+
+    def padded_generation(self, batch: int, prompt: int, response: int) -> Amounts:
+        return {}
+
+    def padded_scoring(self, batch: int, length: int) -> Amounts:
+        return {}
+
+    def padded_learning(self, batch: int, length: int) -> Amounts:
+        return {}
+
+    def real_scoring(self, lengths: torch.Tensor) -> Amounts:
+        return {}
+
+    def real_learning(self, lengths: torch.Tensor) -> Amounts:
+        return {}
+
+
+def executed_generation(actor: CostModel, runs: Sequence[Run]) -> Amounts:
+    """Return the FLOP of the forwards of generation; nothing where none were seen."""
+    flop, cached = 0.0, 0
+    for run in runs:
+        if run.positions == 1 and cached:
+            flop += run.batch * actor.decode(cached, run.steps)
+            cached += run.steps
+            continue
+        forward = actor.prefill if run.logits == 1 else actor.forward
+        flop += run.batch * forward(run.positions)
+        if run.cached:  # the attention to what is cached alone
+            steps = run.positions
+            flop += run.batch * (actor.decode(run.cached, steps) - actor.decode(0, steps))
+        cached = run.cached + run.positions
+    return {catalogue.GENERATE_EXECUTED: flop} if runs else {}
 
 
 def _real_lengths(real: torch.Tensor) -> torch.Tensor:

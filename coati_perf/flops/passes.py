@@ -15,7 +15,7 @@ from coati_perf.flops.counter import OperatorCounter
 from coati_perf.flops.operators import UnknownOperatorError
 
 # How transformers names the cache in outputs and arguments: now, before 5.24, and for Mamba.
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 Pass = Callable[..., Any]
@@ -84,7 +84,7 @@ class Passes:
                     **options,
                     **self._mask(batch, length, masked=masked),
                 )
-            name = next(name for name in _CACHE_NAMES if name in output)
+            name = next(name for name in CACHE_NAMES if name in output)
             options[name] = output[name]
             with OperatorCounter() as decode:
                 model(

@@ -25,12 +25,17 @@ class TensorBoardSink:
     the catalogue; the layout of the CUSTOM SCALARS tab has one chart per group of metrics; the
     report goes to the TEXT tab when the run ends. Every episode is flushed, so that a killed
     process loses none that it wrote; what is in the folder already is not written again.
+
+    Args:
+        directory: where each run gets a folder of its own, by default in ``run_dir``.
+        own_folder: False writes into the directory itself, to the run that is there.
     """
 
     needs_whole_run = True
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, directory: str | None = None, *, own_folder: bool = True) -> None:
         self._directory = directory
+        self._own_folder = own_folder
         self._there: dict[int, set[str]] = {}  # the tags that an episode has already
         self._writer: EventFileWriter | None = None
         self._header: Header | None = None
@@ -40,7 +45,9 @@ class TensorBoardSink:
         from tensorboard.summary.writer import event_file_writer
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        directory = Path(self._directory or Path(header.run_dir) / "tensorboard") / header.run_id
+        directory = Path(self._directory or Path(header.run_dir) / "tensorboard")
+        if self._own_folder:
+            directory /= header.run_id
         self._header = header
         self._totals = RunTotals(header.machine)
         self._there = _scalars(directory)

@@ -72,7 +72,7 @@ class CoatiPerfCallback(TrainerCallback):
         options.setdefault("sinks", [name for name in report_to if name in _SINKS])
         options.setdefault("train_config", trainer.args.to_dict())
         self.evaluator = PerformanceEvaluator(0, 0, 0, 0, models=costs, **options)
-        self._forwards = Forwards(self.evaluator, fused_logits)
+        self._forwards = Forwards(self.evaluator, counted=True, logits=fused_logits)
         self._actor = costs["actor"]
         self._learn = self.evaluator.phase("learn")
         self._optimizer = self.evaluator.phase("optimizer")
@@ -156,7 +156,7 @@ class CoatiPerfCallback(TrainerCallback):
     def _training_step(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self._learn.__enter__()
         try:
-            with self._forwards.are("measured"):
+            with self._forwards.are("measure"):
                 result = original(*arguments, **options)
         except BaseException:
             # No event tells of it: the trainer's own events end here.
