@@ -40,7 +40,7 @@ def step_times(folder: Path, steps: int, *, measured: bool) -> list[float]:
     if measured:
         options = {"run_dir": folder / "run", "sinks": ["tensorboard"], "peak_tflops": 1.0}
         trainer.add_callback(CoatiPerfCallback(trainer, **options))
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: SIM115, PTH123
+    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: PTH123
         trainer.train()
     return [log["step_time"] for log in trainer.state.log_history if "step_time" in log][1:]
 
@@ -64,7 +64,8 @@ def main() -> None:
         print(f"pair {pair}: {ratios[-1]:.4f}", file=sys.stderr)
     with_it, without = (1e3 * statistics.median(seconds[measured]) for measured in (True, False))
     print(f"median step with the callback {with_it:.2f} ms, without {without:.2f} ms")
-    print(f"ratio {with_it / without:.4f}; median of the pairs' ratios {statistics.median(ratios):.4f}")
+    of_pairs = statistics.median(ratios)
+    print(f"ratio {with_it / without:.4f}; median of the pairs' ratios {of_pairs:.4f}")
 
 
 if __name__ == "__main__":

@@ -156,20 +156,20 @@ class ModelCosts:
     """
 
     def __init__(self, models: Mapping[str, CostModel]) -> None:
-        self._models = dict(models)
-        self._actor = self._models.get("actor")
-        self._learning = [self._models[role] for role in LEARNING_ROLES if role in models]
+        self.models = dict(models)
+        self._actor = self.models.get("actor")
+        self._learning = [self.models[role] for role in LEARNING_ROLES if role in models]
 
     @property
     def convention(self) -> str:
-        conventions = dict.fromkeys(model.convention for model in self._models.values())
+        conventions = dict.fromkeys(model.convention for model in self.models.values())
         return " and ".join(conventions) or NO_MODELS
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(
             f"{role}: {warning}"
-            for role, model in self._models.items()
+            for role, model in self.models.items()
             for warning in model.warnings
         )
 
@@ -180,10 +180,10 @@ class ModelCosts:
         return {catalogue.GENERATE_EXECUTED: flop}
 
     def padded_scoring(self, batch: int, length: int) -> Amounts:
-        if not self._models:
+        if not self.models:
             return {}
         lengths = [length] * batch
-        flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
+        flop = sum(float(model.forward(lengths).sum()) for model in self.models.values())
         return {catalogue.SCORE_EXECUTED: flop}
 
     def padded_learning(self, batch: int, length: int) -> Amounts:
@@ -201,9 +201,9 @@ class ModelCosts:
         return {catalogue.GENERATE_FLOP: float(self._actor.generate(prompts, responses).sum())}
 
     def real_scoring(self, lengths: torch.Tensor) -> Amounts:
-        if not self._models:
+        if not self.models:
             return {}
-        flop = sum(float(model.forward(lengths).sum()) for model in self._models.values())
+        flop = sum(float(model.forward(lengths).sum()) for model in self.models.values())
         return {catalogue.SCORE_FLOP: flop}
 
     def real_learning(self, lengths: torch.Tensor) -> Amounts:
@@ -218,4 +218,4 @@ class ModelCosts:
         return {catalogue.GENERATE_BYTES: self._actor.generate_bytes(prompts, responses)}
 
     def describe(self) -> dict[str, Any]:
-        return {role: model.describe() for role, model in self._models.items()}
+        return {role: model.describe() for role, model in self.models.items()}

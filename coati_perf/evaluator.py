@@ -94,7 +94,9 @@ class PerformanceEvaluator(Callback):
         data_parallel_size: how many replicas of the model the ranks form, where several ranks
             share one (tensor, pipeline, context or expert parallel): their samples count once. A
             number, or the ``ProcessGroup`` or ``DeviceMesh`` that a rank is data-parallel in.
-        rollout_devices: how many devices generate, where these are not the ranks themselves.
+        trainer_devices: how many devices train, where one process reports for all of them, as a
+            driver does; by default each rank is one.
+        rollout_devices: how many devices generate, where these are not those that train.
         timing: ``device`` times phases by events on the accelerator's current stream too, beside
             the host's clock: ``perf/device/…``. What the host waits for is then apparent.
 
@@ -126,6 +128,7 @@ class PerformanceEvaluator(Callback):
         models: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         data_parallel_size: Any = None,
+        trainer_devices: int | None = None,
         rollout_devices: int | None = None,
         timing: Literal["host", "device"] = "host",
     ) -> None:
@@ -153,6 +156,7 @@ class PerformanceEvaluator(Callback):
                 peak_tflops=positive_or_none("peak_tflops", peak_tflops),
                 bandwidth_gb_per_s=positive_or_none("peak_gb_per_s", peak_gb_per_s),
                 data_parallel_size=size_or_none("data_parallel_size", data_parallel_size),
+                trainer_devices=number_or_none("trainer_devices", trainer_devices),
                 rollout_devices=number_or_none("rollout_devices", rollout_devices),
             ),
             close_timeout_s=positive("close_timeout_s", close_timeout_s),
@@ -349,7 +353,7 @@ class PerformanceEvaluator(Callback):
     # For loops without hooks.
 
     def phase(self, name: str) -> Phase:
-        """Return a context manager that times the phase ``name`` within the episode.
+        """Return what times the phase ``name`` within the episode: ``with`` it, or decorate by it.
 
         ``generate``, ``score`` and ``weight_sync`` are known to the catalogue; any other name of
         letters, digits, ``_``, ``-`` and ``.`` becomes ``perf/time/<name>_s``, but for

@@ -68,8 +68,8 @@ class Forwards:
     ) -> None:
         """See the forwards of a module; with PEFT's adapters off it may have a cost of its own."""
         module = unwrap(module)
-        if hasattr(module, "get_base_model"):  # PEFT's generate goes past its own forward
-            module = module.get_base_model()
+        # PEFT's generate goes past its own forward.
+        module = getattr(module, "get_base_model", lambda: module)()
         watched = _Watched(self, cost, without_adapters, _adapter(module), generates)
         handle = module.register_forward_pre_hook(watched.before_forward, with_kwargs=True)
         self._handles.append(handle)
@@ -164,8 +164,8 @@ def _mask(options: Mapping[str, Any], batch: int, length: int) -> torch.Tensor |
 def _cached(options: Mapping[str, Any]) -> int:
     """Return how many keys are cached, where to ask does not wait for the device."""
     caches = (options.get(name) for name in CACHE_NAMES)
-    dynamic = (cache for cache in caches if type(cache).__name__ == "DynamicCache")
-    return next((cache.get_seq_length() for cache in dynamic), 0)
+    dynamic: list[Any] = [cache for cache in caches if type(cache).__name__ == "DynamicCache"]
+    return dynamic[0].get_seq_length() if dynamic else 0
 
 
 def _adapter(module: nn.Module) -> Any:

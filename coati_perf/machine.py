@@ -10,7 +10,8 @@ from coati_perf.metric import Devices, Peak
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Declared once per run; every rate per device and every share of a peak is by it.
 
-    ``ranks`` train, each on one device. ``rollout_devices`` generate apart from them, None where
+    ``ranks`` report. They train, each on one device, unless they report for ``trainer_devices``,
+    as a driver does. ``rollout_devices`` generate apart from them, None where
     the ranks generate themselves. ``data_parallel_size`` is the number of replicas of the model
     among the ranks, None where each rank is one: the ranks of a replica see the same samples.
     ``peak_tflops`` is a device's dense peak in TFLOP/s for the dtype in use, ``bandwidth`` that
@@ -18,6 +19,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ranks: int
+    trainer_devices: int | None = None
     rollout_devices: int | None = None
     data_parallel_size: int | None = None
     peak_tflops: float | None = None
@@ -26,9 +28,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def devices(self, which: Devices) -> int:
         """Return how many devices share such work."""
+        trainers = self.ranks if self.trainer_devices is None else self.trainer_devices
         if which is Devices.TRAINER or self.rollout_devices is None:
-            return self.ranks
-        return self.rollout_devices + (self.ranks if which is Devices.ALL else 0)
+            return trainers
+        return self.rollout_devices + (trainers if which is Devices.ALL else 0)
 
     def peak(self, which: Peak) -> float | None:
         """Return a device's peak, in 10¹² FLOP or bytes per second; None where it is unknown."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from coati_perf import catalogue
 
@@ -15,15 +16,28 @@ if TYPE_CHECKING:
 # A trainer that makes up phase names without end must not eat memory.
 MAX_PHASES = 128
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 class Phase:
-    """Times one phase; see ``PerformanceEvaluator.phase``."""
+    """Times one phase: a block, or each call of a function; see ``PerformanceEvaluator.phase``."""
 
     __slots__ = ("_evaluator", "name")
 
     def __init__(self, evaluator: PerformanceEvaluator, name: str) -> None:
         self._evaluator = evaluator
         self.name = name
+
+    def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """Return the function so that each call of it is this phase: a decorator."""
+
+        @functools.wraps(function)
+        def measured(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            with self:
+                return function(*args, **kwargs)
+
+        return measured
 
     def __enter__(self) -> None:
         evaluator = self._evaluator

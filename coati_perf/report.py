@@ -51,7 +51,8 @@ def seed_report(totals: RunTotals) -> str:
 
     def work(verb: str, samples: int, flop: str, seconds: float) -> str:
         rate = samples / (seconds + _EPSILON_S)
-        tflops = figures.get(flop, 0.0) / totals.machine.ranks / 1e12 / (seconds + _EPSILON_S)
+        devices = totals.machine.devices(Devices.TRAINER)
+        tflops = figures.get(flop, 0.0) / devices / 1e12 / (seconds + _EPSILON_S)
         return (
             f"{verb} {samples} samples, throughput: {rate:.2f} samples/s, "
             f"TFLOPS per GPU: {tflops:.2f}\n"

@@ -73,10 +73,11 @@ class Forward:
 
     def _executed(self, *real_logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Return the padded length of each sequence, and at how many positions it has logits."""
-        computed = self.logits.computed
-        if computed is None:  # in which sequence they are makes no difference
-            computed = sum(float(positions.sum()) for positions in real_logits) / self.batch
-        return [self.length] * self.batch, [float(computed)] * self.batch
+        # Of the real ones alone it makes no difference in which sequence they are.
+        known = self.logits.computed
+        real = sum(float(positions.sum()) for positions in real_logits)
+        computed = real / self.batch if known is None else float(known)
+        return [self.length] * self.batch, [computed] * self.batch
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     dtype: torch.dtype = torch.bfloat16
     peak_tflops: float | None = None
     bandwidth_gb_per_s: float | None = None
+    trainer_devices: int | None = None
     rollout_devices: int | None = None
     data_parallel_size: int | None = None
 
@@ -38,6 +39,7 @@ def survey(declared: Declared, ranks: int) -> Machine:
         bandwidth = declared.bandwidth_gb_per_s / 1000
     return Machine(
         ranks=ranks,
+        trainer_devices=declared.trainer_devices,
         rollout_devices=declared.rollout_devices,
         data_parallel_size=declared.data_parallel_size,
         peak_tflops=tflops,

@@ -64,6 +64,22 @@ def test_one_phase_in_two_places_is_summed_over_both(make_evaluator, clock, read
     assert record.phases == {"learn": 1, "learn/weight_sync": 1, "weight_sync": 2}
 
 
+def test_a_phase_decorates_a_function(make_evaluator, clock, read_run):
+    evaluator = make_evaluator(clock=clock)
+
+    @evaluator.phase("generate")
+    def generate(tokens, *, seconds):
+        """Generate."""
+        clock.advance(seconds)
+        return tokens
+
+    with evaluator.episode(0):
+        assert [generate(3, seconds=2.0), generate(4, seconds=1.0)] == [3, 4]
+    evaluator.close()
+    assert generate.__doc__ == "Generate."
+    assert read_run().episodes[0].metrics["perf/time/generate_s"] == 3.0
+
+
 def test_hooks_count_within_a_phase_of_the_trainers(
     make_evaluator, make_experience, clock, read_run
 ):

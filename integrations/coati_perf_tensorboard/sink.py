@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from coati_perf.sinks import Sink
 from coati_perf.totals import RunTotals
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import Summary as Values
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
@@ -67,16 +67,15 @@ class TensorBoardSink:
         self._opened().flush()
 
     def write(self, record: EpisodeRecord) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary as Values
-
+        summary_pb2 = _messages("summary_pb2")
         there = self._there.setdefault(record.episode, set())
         # One event for all of them: an event for each takes 4 ms of the interpreter's lock.
         scalars = [
-            Values.Value(tag=name, simple_value=value)
+            summary_pb2.Summary.Value(tag=name, simple_value=value)
             for name, value in record.metrics.items()
             if name not in there
         ]
-        self._add(Values(value=scalars), record.episode, record.at)
+        self._add(summary_pb2.Summary(value=scalars), record.episode, record.at)
         self._opened().flush()
         there.update(record.metrics)
         last = self._totals.last_episode
@@ -98,16 +97,20 @@ class TensorBoardSink:
         self._writer.close()
         self._writer = None
 
-    def _add(self, values: Values, step: int, at: float) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._opened().add_event(Event(wall_time=at, step=step, summary=values))
+    def _add(self, values: Any, step: int, at: float) -> None:
+        event = _messages("event_pb2").Event(wall_time=at, step=step, summary=values)
+        self._opened().add_event(event)
 
     def _opened(self) -> EventFileWriter:
         if self._writer is None:
             message = "the TensorBoard writer is not open"
             raise RuntimeError(message)
         return self._writer
+
+
+def _messages(name: str) -> Any:
+    """Return a module of protobuf messages, whose classes no type checker knows."""
+    return importlib.import_module(f"tensorboard.compat.proto.{name}")
 
 
 def _scalars(directory: Path) -> dict[int, set[str]]:

@@ -45,7 +45,9 @@ class Prompts(list):
             for row in range(PROMPTS):
                 ids[row, : row + 1] = 0
             mask = (ids != 0).long()
-            super().append({"input_ids": ids, "attention_mask": mask, "gt_answer": [None] * PROMPTS})
+            super().append(
+                {"input_ids": ids, "attention_mask": mask, "gt_answer": [None] * PROMPTS}
+            )
 
 
 def config() -> LlamaConfig:
@@ -124,9 +126,7 @@ def main(folder: Path, kind: str) -> None:
     evaluator.follow(trainer, attention="full")
 
     def fit() -> None:
-        trainer.fit(
-            EPISODES, 2, 1, prompt_dataloader=Prompts(rank), log_dir=str(folder / "logs")
-        )
+        trainer.fit(EPISODES, 2, 1, prompt_dataloader=Prompts(rank), log_dir=str(folder / "logs"))
 
     flop = executed_flop(fit)
     (folder / f"rank-{rank}.json").write_text(json.dumps({"flop": flop}))

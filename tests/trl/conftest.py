@@ -41,7 +41,9 @@ def online(settings):
     """Return a maker of GRPO's trainer, or another of its kind."""
     from trl import GRPOConfig, GRPOTrainer
 
-    def make(trainer=GRPOTrainer, config=GRPOConfig, *, model=None, peft=None, rewards=None, **more):
+    def make(
+        trainer=GRPOTrainer, config=GRPOConfig, *, model=None, peft=None, rewards=None, **more
+    ):
         more = {"num_generations": 4, "max_completion_length": 12} | more
         rewards = [reward_of_length] if rewards is None else rewards
         return trainer(

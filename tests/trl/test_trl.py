@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 from peft import LoraConfig
+from tiny import llama, preferences, reward_model, reward_of_length, texts, tokenizer
 from transformers import Trainer, TrainingArguments
 from trl import (
     DPOConfig,
@@ -22,8 +27,8 @@ from trl import (
 from coati_perf import CostModel, read_journal
 from coati_perf_trl import CoatiPerfCallback, seams
 from independent_count import executed_flop
-from tiny import llama, preferences, reward_model, reward_of_length, texts, tokenizer
 
+TRL = Version(version("trl"))
 PHASES = ("generate", "score", "learn")
 
 
@@ -146,7 +151,9 @@ LEARN_ONLY = {
 def test_a_trainer_that_only_learns_is_measured_so(kind, settings, measure):
     trainer = LEARN_ONLY[kind](settings)
     segment, flop = measure(trainer, steps_per_episode=2)
-    assert executed(segment) == flop
+    # The loss of SFT in TRL 1.0 to 1.14 computes logits twice, out of our sight.
+    blurred = kind.startswith("SFT") and Version("1") <= TRL < Version("1.15")
+    assert executed(segment) == pytest.approx(flop, rel=0.05 if blurred else 0, abs=0)
     assert len(segment.episodes) == 2
     assert total(segment, "perf/flops/generate") == 0
     assert set(segment.episodes[0].phases) == {"learn", "learn/optimizer"}
@@ -297,3 +304,11 @@ def test_bad_arguments_are_named_at_once(online):
         CoatiPerfCallback(trainer, steps_per_episode=0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sink'"):
         CoatiPerfCallback(trainer, sink=["wandb"])
+
+
+def test_the_readme_works_as_it_stands(online, tmp_path, monkeypatch):
+    readme = Path(__file__).parents[2] / "integrations/coati_perf_trl/README.md"
+    (example,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, str(readme), "exec"), {"trainer": online()})
+    assert "Performance summary" in (tmp_path / "report.txt").read_text()

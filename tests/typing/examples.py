@@ -34,4 +34,12 @@ evaluator = PerformanceEvaluator(
 callback: Callback = evaluator
 with evaluator.episode(0), evaluator.phase("generate"):
     evaluator.record("generate", seconds=1.0, samples=2, prompt_lengths=[1], response_lengths=[2])
+
+
+@evaluator.phase("score")
+def score(tokens: list[int]) -> float:
+    return float(len(tokens))
+
+
+reward: float = score([1, 2])
 episodes: list[EpisodeRecord] = read_journal("run").segments[-1].episodes
