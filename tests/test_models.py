@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from coati_perf import CostModel, PerformanceEvaluator, catalogue
+from coati_perf.flops.head import Head
 from coati_perf.flops.memory import Memory
 from coati_perf.flops.model import TracedCost
 from coati_perf.flops.trace import Trace
@@ -31,6 +32,7 @@ def model(factor=1) -> TracedCost:
             prefill=work(9, 1),
             decode=Work(constant=7 * factor, pairs=((Visibility(), float(factor)),)),
             memory=MEMORY,
+            head=Head(),
         ),
         executed_learning=work(40, 4),
         source="a test",

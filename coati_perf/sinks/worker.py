@@ -51,6 +51,7 @@ class SinkWorker:
         self._cut_off = False
         self._wake = threading.Event()
         self._finishing = threading.Event()
+        self._tried = threading.Event()
         self._start()
 
     @property
@@ -86,6 +87,10 @@ class SinkWorker:
         called_at = self._delivery.called_at
         if called_at is not None and time.monotonic() - called_at > CALL_LIMIT_S:
             self._give_up_call()
+
+    def wait_until_tried(self, timeout: float) -> None:
+        """Wait until the sink has been opened, or has failed."""
+        self._tried.wait(timeout)
 
     def finish(self, *, cut_off: bool = False) -> None:
         """Say that the journal will not grow any more: the last tries, then the thread ends.
@@ -163,6 +168,8 @@ class SinkWorker:
         except Exception as error:  # noqa: BLE001 - a sink may raise anything
             self._note(error)
             return False
+        finally:
+            self._tried.set()
         self.last_error = None
         return True
 

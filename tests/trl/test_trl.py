@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -259,11 +261,17 @@ def test_detached_the_trainer_is_as_it_was(online, tmp_path):
     assert not trainer.model._forward_pre_hooks
 
 
-def test_the_trackers_of_report_to_are_joined(online, tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
+@pytest.fixture
+def wandb(tmp_path):
+    """Return wandb, offline; it leaves its service's address in the environment of later tests."""
+    module = pytest.importorskip("wandb")
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    with mock.patch.dict(os.environ, offline):
+        yield module
+        module.teardown()
+
+
+def test_the_trackers_of_report_to_are_joined(online, tmp_path, wandb):
     trainer = online(report_to=["wandb"])
     callback = CoatiPerfCallback(trainer, run_dir=tmp_path / "run", peak_tflops=1.0)
     trainer.add_callback(callback)
