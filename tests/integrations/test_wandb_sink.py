@@ -15,6 +15,11 @@ pytest.importorskip("wandb")
 HERE = str(Path(__file__).parent)
 
 
+def _environment():
+    """Return the environment without the address of a service that wandb has in this process."""
+    return {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+
+
 @pytest.fixture
 def wandb_script(tmp_path, load_offline_run):
     """Return a runner of scripts in processes of their own: wandb keeps state per process."""
@@ -24,7 +29,7 @@ def wandb_script(tmp_path, load_offline_run):
         done = subprocess.run(
             [sys.executable, "-c", head + textwrap.dedent(script)],
             cwd=tmp_path,
-            env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+            env=_environment() | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"},
             capture_output=True,
             text=True,
             timeout=120,
