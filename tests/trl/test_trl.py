@@ -263,10 +263,12 @@ def test_detached_the_trainer_is_as_it_was(online, tmp_path):
 
 @pytest.fixture
 def wandb(tmp_path):
-    """Return wandb, offline; it leaves its service's address in the environment of later tests."""
+    """Return wandb, offline, with nothing of the tests before, and leave nothing to those after."""
     module = pytest.importorskip("wandb")
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    module.teardown()
     with mock.patch.dict(os.environ, offline):
+        os.environ.pop("WANDB_SERVICE", None)
         yield module
         module.teardown()
 
