@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from typing import Any
@@ -100,9 +101,7 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
         def on_make_experience_end(experience: Any, lengths: tuple[Any, Any] | None = None) -> None:
             forwards.purpose = "ignore"
             make_end(experience, lengths)
-            runs = forwards.take_generation()
-            if self._tally is not None:  # it is None in an ignored episode
-                self.defer(lambda: executed_generation(actor, runs))
+            self.defer(functools.partial(executed_generation, actor, forwards.take_generation()))
 
         def on_learn_batch_start() -> None:
             learn_start()

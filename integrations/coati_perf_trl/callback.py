@@ -78,7 +78,7 @@ class CoatiPerfCallback(TrainerCallback):
         self._optimizer = self.evaluator.phase("optimizer")
         self._optimizing = False
         self._in_rollout = False
-        self._lengths: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._generated: Any = None
         self._wrapped: list[str] = []
         if getattr(trainer.args, "torch_compile", False):
             _logger.warning("torch_compile=True: FLOP and tokens of learning cannot be seen")
@@ -135,19 +135,27 @@ class CoatiPerfCallback(TrainerCallback):
         if not seams.is_online(self._trainer):
             return
         self._wrap(seams.ROLLOUT, self._rollout)
-        self._wrap(seams.GENERATE, self._generate)
-        self._wrap(seams.REWARDS, self._rewards)
-        for name in seams.LOG_PROBS:
-            self._wrap(name, self._log_probs)
+        self._wrap(seams.GENERATE, self._generate, in_rollout=True)
+        rewards = getattr(self._trainer, "reward_funcs", ())
+        by_models = any(isinstance(function, nn.Module) for function in rewards)
+        phases = {seams.REWARDS: "score" if by_models else "reward"}
+        phases |= dict.fromkeys(seams.LOG_PROBS, "score")
+        for name, phase in phases.items():
+            self._wrap(name, functools.partial(self._in_phase, phase), in_rollout=True)
 
-    def _wrap(self, name: str, wrapper: Callable[..., Any]) -> None:
-        """Put a wrapper in front of a method of this one trainer, where it has that method."""
+    def _wrap(self, name: str, wrapper: Callable[..., Any], *, in_rollout: bool = False) -> None:
+        """Put a wrapper in front of a method of this one trainer, where it has that method.
+
+        ``in_rollout`` says that it is for calls within a rollout alone.
+        """
         original = getattr(self._trainer, name, None)
         if original is None:
             return
 
         @functools.wraps(original)
         def wrapped(*arguments: Any, **options: Any) -> Any:
+            if in_rollout and not self._in_rollout:
+                return original(*arguments, **options)
             return wrapper(original, *arguments, **options)
 
         setattr(self._trainer, name, wrapped)
@@ -174,7 +182,7 @@ class CoatiPerfCallback(TrainerCallback):
             return original(*arguments, **options)
         self._learn.__exit__(None, None, None)
         self._in_rollout = True
-        self._lengths = None
+        self._generated = None
         try:
             with self.evaluator.phase("make_experience"):
                 result = original(*arguments, **options)
@@ -184,39 +192,27 @@ class CoatiPerfCallback(TrainerCallback):
         try:
             self._count_generation(result)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault(f"what {seams.ROLLOUT} returns", error)
+            self.evaluator._fault("what the rollout returns", error)
         return result
 
     def _generate(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if not self._in_rollout:
-            return original(*arguments, **options)
         with self.evaluator.phase("generate"), self._forwards.are("generate"):
-            result = original(*arguments, **options)
-        try:
-            self._lengths = _lengths(result[0]), _lengths(result[1])
-        except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault(f"what {seams.GENERATE} returns", error)
-        return result
+            self._generated = original(*arguments, **options)
+        return self._generated
 
-    def _log_probs(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if not self._in_rollout:
-            return original(*arguments, **options)
-        with self.evaluator.phase("score"):
-            return original(*arguments, **options)
-
-    def _rewards(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if not self._in_rollout:
-            return original(*arguments, **options)
-        functions = getattr(self._trainer, "reward_funcs", ())
-        by_models = any(isinstance(function, nn.Module) for function in functions)
-        with self.evaluator.phase("score" if by_models else "reward"):
+    def _in_phase(
+        self, phase: str, original: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        with self.evaluator.phase(phase):
             return original(*arguments, **options)
 
     def _count_generation(self, experience: Any) -> None:
         runs = self._forwards.take_generation()
-        lengths = self._lengths
-        if lengths is None:  # before TRL 0.24
+        generated, self._generated = self._generated, None
+        if generated is None:  # before TRL 0.24
             lengths = experience["prompt_mask"].sum(-1), experience["completion_mask"].sum(-1)
+        else:
+            lengths = _lengths(generated[0]), _lengths(generated[1])
         padded = experience["prompt_ids"].numel() + experience["completion_ids"].numel()
         # An inference engine fills its cache once for all responses to a prompt.
         group = 1 if runs else int(getattr(self._trainer, "num_generations", 1))

@@ -159,7 +159,10 @@ class _Work:
         if actor is not None:
             shared = self.responses_per_prompt
             generated = float(actor.generate(prompts, responses, shared_prompt=shared).sum())
-            _add(amounts, catalogue.GENERATE_FLOP, catalogue.GENERATE_EXECUTED, generated)
+            amounts |= {
+                catalogue.GENERATE_FLOP: generated,
+                catalogue.GENERATE_EXECUTED: generated,
+            }
             if actor.memory is not None:
                 amounts[catalogue.GENERATE_BYTES] = actor.generate_bytes(
                     prompts, responses, shared_prompt=shared
@@ -167,17 +170,14 @@ class _Work:
         for name, role in _SCORE.items():
             if name in self.ran and role in self.models:
                 flop = float(self.models[role].forward(lengths).sum())
-                _add(amounts, catalogue.SCORE_FLOP, catalogue.SCORE_EXECUTED, flop)
+                scored = {catalogue.SCORE_FLOP: flop, catalogue.SCORE_EXECUTED: flop}
+                catalogue.merge(amounts, scored)
         for name, role in _LEARN.items():
             if name in self.ran and role in self.models:
                 cost = self.models[role]
                 useful = self.epochs * float(cost.forward_backward(lengths).sum())
-                executed = [float(cost.forward_backward(n, executed=True)) for n in lengths]
-                _add(amounts, catalogue.LEARN_FLOP, catalogue.LEARN_EXECUTED, useful)
-                amounts[catalogue.LEARN_EXECUTED] += self.epochs * sum(executed) - useful
+                # Recomputed where it is, and not padded, as ``executed=True`` would.
+                executed = self.epochs * float(cost._executed_forward_backward(lengths).sum())
+                learned = {catalogue.LEARN_FLOP: useful, catalogue.LEARN_EXECUTED: executed}
+                catalogue.merge(amounts, learned)
         return amounts
-
-
-def _add(amounts: Amounts, useful: str, executed: str, flop: float) -> None:
-    amounts[useful] = amounts.get(useful, 0.0) + flop
-    amounts[executed] = amounts.get(executed, 0.0) + flop

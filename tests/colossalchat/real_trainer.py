@@ -66,7 +66,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def parts(model: torch.nn.Module, **learning: object) -> tuple[object, ...]:
+def parts(model: torch.nn.Module) -> tuple[object, ...]:
     booster = Booster(plugin=TorchDDPPlugin())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)

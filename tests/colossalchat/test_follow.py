@@ -164,9 +164,10 @@ def test_an_end_of_sequence_that_is_the_padding_is_no_prompt_token(evaluator, se
     ours = evaluator()
     attention = torch.tensor([[0, 1, 1, 1, 0, 0]])  # a prompt of 2, one token, an end
     made = SimpleNamespace(
-        sequences=torch.ones(1, 6), attention_mask=attention, action_mask=torch.ones(1, 2)
+        sequences=torch.ones(1, 6),
+        attention_mask=attention,
+        action_mask=torch.tensor([[1, 1, 0]]),
     )
-    made.sequences, made.action_mask = torch.ones(1, 6), torch.tensor([[1, 1, 0]])
     with ours.episode(0):
         ours.on_make_experience_start()
         ours.on_make_experience_end(made)
