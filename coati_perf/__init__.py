@@ -11,6 +11,7 @@ from coati_perf.journal import Journal, JournalError, read_journal
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.run import OutputError
 from coati_perf.sinks import Sink, SinkError
+from coati_perf.timed_step import TimedStep
 
 __all__ = [
     "Callback",
@@ -25,6 +26,7 @@ __all__ = [
     "Sink",
     "SinkError",
     "Summary",
+    "TimedStep",
     "Timer",
     "UntraceableModelError",
     "__version__",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from coati_perf.arguments import (
@@ -42,6 +44,7 @@ from coati_perf.recorded import COUNTED_PHASES, lengths_of_samples, recorded_amo
 from coati_perf.sinks import Sink, parse_sinks
 from coati_perf.survey import Declared
 from coati_perf.tally import Tally
+from coati_perf.timed_step import TimedStep
 
 _logger = logging.getLogger(__name__)
 
@@ -413,6 +416,29 @@ class PerformanceEvaluator(Callback):
         except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
             self._fault("record", error)
 
+    def record_step(self, episode: int, step: TimedStep) -> None:
+        """Record an episode that someone else timed, from its start to its end.
+
+        For the controllers of trainers whose models run elsewhere, as under Ray, after each step.
+        Counts are those of the step's own roles and not of all ``models``. Never raises; what is
+        wrong with the step is logged once and counted as a fault of the episode.
+        """
+        with self.episode(episode):
+            if self._ignoring:
+                return
+            try:
+                lengths = step.lengths()
+                workload = self._settings.workload
+                models = workload.models if isinstance(workload, ModelCosts) else {}
+                self.defer(functools.partial(step.amounts, models), *lengths)
+                seconds = {name: s for name, s in step.seconds.items() if name != "episode" and s}
+            except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
+                self._fault("record_step", error)
+                return
+            self.record("episode", seconds=step.wall_s)
+            for phase, taken in seconds.items():
+                self.record(phase, seconds=taken)
+
     def defer(self, amounts: Callable[..., Amounts], *lengths: torch.Tensor) -> None:
         """Count what a function makes of lengths, within an episode; for integrations.
 
@@ -504,6 +530,15 @@ class PerformanceEvaluator(Callback):
         batch, length = experience.sequences.shape
         tally.add(experience_counts(batch, length))
         tally.add(self._settings.workload.padded_scoring(batch, length))
+
+    def _declare_devices(self, trainer: int | None, rollout: int | None = None) -> None:
+        """Take what an integration found out, where the user said nothing, for the next fit."""
+        declared = self._settings.declared
+        if declared.trainer_devices is None and declared.rollout_devices is None:
+            found = msgspec.structs.replace(
+                declared, trainer_devices=trainer, rollout_devices=rollout
+            )
+            self._settings = msgspec.structs.replace(self._settings, declared=found)
 
     def _fault(
         self, what: str, error: Exception | None = None, *, tally: Tally | None = None

@@ -77,6 +77,7 @@ class CoatiCost(ParamCountCost):
         response: Lengths,
         *,
         shared_prompt: int = 1,
+        cached: Lengths = 0,
         executed: bool = False,
     ) -> Amount:
         def generate(prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:

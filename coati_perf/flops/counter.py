@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from coati_perf.flops.attention import backward_products
 from coati_perf.flops.operators import operator_flop, operator_name
+from coati_perf.flops.repeats import Repeats
 from coati_perf.flops.visibility import Visibility
 
 
@@ -26,6 +27,7 @@ class OperatorCounter(TorchDispatchMode):
         self.by_operator: dict[str, int] = {}
         self.attention: dict[Visibility, float] = {}
         self.experts: dict[tuple[int, int], int] = {}
+        self._repeats = Repeats()
 
     def __add__(self, other: OperatorCounter) -> OperatorCounter:
         both = OperatorCounter()
@@ -43,7 +45,7 @@ class OperatorCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self._repeats.call(func, args, kwargs or {})
         if func is torch.ops.coati_perf.attention.default:
             query, _, value, kind, size = args
             self._attend(query, value, Visibility(kind, size), (1, 1))

@@ -52,19 +52,26 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of learning from a batch: the weights in both directions, and the gradients."""
         return 2 * self._weights_read(lengths.sum()) + self.weight_size * self.trained
 
-    def prefill(self, lengths: torch.Tensor) -> float:
-        """Bytes of filling the cache with a batch of prompts."""
-        return self._weights_read(lengths.sum()) + self._cache_written(lengths.sum())
+    def prefill(self, lengths: torch.Tensor, cached: torch.Tensor) -> float:
+        """Bytes of filling the cache with a batch of prompts, ``cached`` tokens of which it has."""
+        new = (lengths - cached).sum()
+        # A kernel reads what the last cached position sees, once for all new ones.
+        read = self.cache_size * self._cache_read(cached - 1, cached)
+        return self._weights_read(new) + read + self._cache_written(new)
 
     def decode(self, context: torch.Tensor, steps: torch.Tensor) -> float:
         """Bytes of decoding a batch, each sequence for its own number of steps."""
         context, steps = context.reshape(-1), steps.reshape(-1)
-        read = 2 * self.state * steps.sum()
-        for visibility, per_position in self.cache:
-            pairs = visibility.cached_pairs(context + steps) - visibility.cached_pairs(context)
-            read = read + per_position * pairs.sum()
+        read = 2 * self.state * float(steps.sum()) + self._cache_read(context, context + steps)
         weights = sum(count * self._weights_read(active) for count, active in _steps_by_size(steps))
         return float(weights + self.cache_size * read + self._cache_written(steps.sum()))
+
+    def _cache_read(self, start: torch.Tensor, end: torch.Tensor) -> float:
+        """Return the elements that each position from ``start`` + 1 to ``end`` sees."""
+        return sum(
+            per_position * float((seen.cached_pairs(end) - seen.cached_pairs(start)).sum())
+            for seen, per_position in self.cache
+        )
 
     def _weights_read(self, tokens: torch.Tensor) -> float:
         experts = sum(float(expert.touched(tokens)) for expert in self.experts)

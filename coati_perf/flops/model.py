@@ -147,9 +147,12 @@ class CostModel(abc.ABC):
         per_position = self.head.forward + self.head.backward
         return self._with_logits(work, per_position, length, logits, executed)
 
-    def prefill(self, length: Lengths, *, executed: bool = False) -> Amount:
-        """FLOP of filling the KV cache with a prompt, with the logits of its last token."""
-        return answer(self._prefill, length, executed=executed)
+    def prefill(self, length: Lengths, *, cached: Lengths = 0, executed: bool = False) -> Amount:
+        """FLOP of filling the KV cache with a prompt, with the logits of its last token.
+
+        The first ``cached`` tokens of it are there already, from a prefix cache.
+        """
+        return answer(self._prefill_rest, length, cached, executed=executed)
 
     def decode(self, context: Lengths, new_tokens: Lengths, *, executed: bool = False) -> Amount:
         """FLOP of ``new_tokens`` decode steps, the first with ``context`` tokens in the cache."""
@@ -161,19 +164,24 @@ class CostModel(abc.ABC):
         response: Lengths,
         *,
         shared_prompt: int = 1,
+        cached: Lengths = 0,
         executed: bool = False,
     ) -> Amount:
         """FLOP of generating ``response`` tokens after each prompt, with a KV cache.
 
         The prefill gives the first token, each decode step one more. With ``shared_prompt`` = n,
-        n responses share the prefill of their prompt, and each carries its n-th part.
+        n responses share the prefill of their prompt, and each carries its n-th part. ``cached``
+        is how many tokens of each prompt a prefix cache had.
         """
 
-        def generate(prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        def generate(
+            prompts: torch.Tensor, responses: torch.Tensor, cached: torch.Tensor
+        ) -> torch.Tensor:
             steps = (responses - 1).clamp(min=0)
-            return self._prefill(prompts) / shared_prompt + self._decode(prompts, steps)
+            prefill = self._prefill_rest(prompts, cached)
+            return prefill / shared_prompt + self._decode(prompts, steps)
 
-        return answer(generate, prompt, response, executed=executed)
+        return answer(generate, prompt, response, cached, executed=executed)
 
     def forward_bytes(self, length: Lengths) -> float:
         """Bytes to and from device memory of a forward over one batch; see ``Memory``."""
@@ -183,9 +191,9 @@ class CostModel(abc.ABC):
         """Bytes to and from device memory of learning from one batch."""
         return self._known_memory().forward_backward(to_tensor(length))
 
-    def prefill_bytes(self, length: Lengths) -> float:
+    def prefill_bytes(self, length: Lengths, *, cached: Lengths = 0) -> float:
         """Bytes to and from device memory of filling the KV cache with one batch of prompts."""
-        return self._known_memory().prefill(to_tensor(length))
+        return self._known_memory().prefill(to_tensor(length), to_tensor(cached))
 
     def decode_bytes(self, context: Lengths, new_tokens: Lengths) -> float:
         """Bytes to and from device memory of decoding one batch."""
@@ -193,11 +201,20 @@ class CostModel(abc.ABC):
         return self._known_memory().decode(*tensors)
 
     def generate_bytes(
-        self, prompt: Lengths, response: Lengths, *, shared_prompt: int = 1
+        self,
+        prompt: Lengths,
+        response: Lengths,
+        *,
+        shared_prompt: int = 1,
+        cached: Lengths = 0,
     ) -> float:
         """Bytes to and from device memory of generating one batch of responses."""
-        prompts, responses = torch.broadcast_tensors(to_tensor(prompt), to_tensor(response))
-        prefill = self.prefill_bytes(prompts.reshape(-1)[::shared_prompt])
+        prompts, responses, before = torch.broadcast_tensors(
+            to_tensor(prompt), to_tensor(response), to_tensor(cached)
+        )
+        prefill = self.prefill_bytes(
+            prompts.reshape(-1)[::shared_prompt], cached=before.reshape(-1)[::shared_prompt]
+        )
         return prefill + self.decode_bytes(prompts, (responses - 1).clamp(min=0))
 
     @property
@@ -256,6 +273,9 @@ class CostModel(abc.ABC):
     def _prefill(self, length: torch.Tensor) -> torch.Tensor:
         return self._forward(length)
 
+    def _prefill_rest(self, length: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+        return self._prefill(length) - self._prefill(cached)
+
     @abc.abstractmethod
     def _decode(self, context: torch.Tensor, steps: torch.Tensor) -> torch.Tensor: ...
 
@@ -293,6 +313,11 @@ class TracedCost(CostModel):
 
     def _prefill(self, length: torch.Tensor) -> torch.Tensor:
         return self._generative(self.trace.prefill).over(length, self.attention)
+
+    def _prefill_rest(self, length: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+        # What does not grow with the length, such as the last token's logits, is computed anew.
+        constant = self._generative(self.trace.prefill).constant * (cached > 0)
+        return super()._prefill_rest(length, cached) + constant
 
     def _decode(self, context: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         return self._generative(self.trace.decode).decoding(context, steps, self.attention)

@@ -9,13 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import torch
 
-from coati_perf import CostModel, PerformanceEvaluator, catalogue
+from coati_perf import PerformanceEvaluator, TimedStep
 from coati_perf.arguments import number_or_none
-from coati_perf.batches import token_counts
-from coati_perf.cost import Amounts, ModelCosts
 
 _logger = logging.getLogger(__name__)
 
@@ -24,10 +21,9 @@ SEAM = "compute_throughout_metrics"
 MODULES = ("verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base")
 
 # verl's stopwatches by our phases. Others inside "gen" would count twice.
-_GENERATE = ("gen",)
+_PHASES = {"generate": ("gen",), "weight_sync": ("update_weights",)}
 _SCORE = {"old_log_prob": "actor", "ref": "initial", "RefPolicy": "initial", "values": "critic"}
 _LEARN = {"update_actor": "actor", "update_critic": "critic"}
-_WEIGHT_SYNC = ("update_weights",)
 _OWN = ("reward", "adv", "save_checkpoint", "dump_rollout_generations")
 
 
@@ -100,31 +96,29 @@ class _Recorder:
         return watched
 
     def _record(self, batch: Any, timings: Mapping[str, float], gpus: int) -> None:
-        evaluator = self.evaluator
-        declared = evaluator._settings.declared
-        if self.step == 0 and declared.trainer_devices is None:
-            evaluator._settings = msgspec.structs.replace(
-                evaluator._settings,
-                declared=msgspec.structs.replace(declared, trainer_devices=int(gpus)),
-            )
+        if self.step == 0:
+            self.evaluator._declare_devices(int(gpus))
         prompts, responses = _lengths(batch.batch)
+        stopwatches = {
+            **_PHASES, "score": _SCORE, "learn": _LEARN, **{name: (name,) for name in _OWN}
+        }  # fmt: skip
         step, self.step = self.step, self.step + 1
-        with evaluator.episode(step):
-            evaluator.record("episode", seconds=float(timings["step"]))
-            for phase, names in {
-                "generate": _GENERATE,
-                "score": _SCORE,
-                "learn": _LEARN,
-                "weight_sync": _WEIGHT_SYNC,
-                **{name: (name,) for name in _OWN},
-            }.items():
-                seconds = sum(float(timings[name]) for name in names if name in timings)
-                if seconds:
-                    evaluator.record(phase, seconds=seconds)
-            workload = evaluator._settings.workload
-            models = workload.models if isinstance(workload, ModelCosts) else {}
-            work = _Work(models, frozenset(timings), self.epochs, self.responses_per_prompt)
-            evaluator.defer(work.amounts, prompts, responses)
+        self.evaluator.record_step(
+            step,
+            TimedStep(
+                wall_s=float(timings["step"]),
+                seconds={
+                    phase: sum(float(timings.get(name, 0.0)) for name in names)
+                    for phase, names in stopwatches.items()
+                },
+                prompts=prompts,
+                responses=responses,
+                scored=[role for name, role in _SCORE.items() if name in timings],
+                learned=[role for name, role in _LEARN.items() if name in timings],
+                epochs=self.epochs,
+                responses_per_prompt=self.responses_per_prompt,
+            ),
+        )
 
 
 def _lengths(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,50 +128,3 @@ def _lengths(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     width = batch["responses"].shape[-1]
     mask = batch["attention_mask"]
     return mask[:, :-width].sum(-1), mask[:, -width:].sum(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """What a step's phases amount to; verl's batches are packed, so that no padding runs."""
-
-    models: Mapping[str, CostModel]
-    ran: frozenset[str]
-    epochs: int
-    responses_per_prompt: int
-
-    def amounts(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
-        prompts, responses = prompts.to(torch.float64), responses.to(torch.float64)
-        lengths = prompts + responses
-        amounts: Amounts = {
-            catalogue.GENERATED: float(len(prompts)),
-            catalogue.COLLECT_STEPS: 1.0,
-            catalogue.LEARNED: float(len(prompts) * self.epochs),
-            catalogue.LEARN_TOKENS: float(lengths.sum()) * self.epochs,
-            **token_counts(prompts, responses),
-        }
-        actor = self.models.get("actor")
-        if actor is not None:
-            shared = self.responses_per_prompt
-            generated = float(actor.generate(prompts, responses, shared_prompt=shared).sum())
-            amounts |= {
-                catalogue.GENERATE_FLOP: generated,
-                catalogue.GENERATE_EXECUTED: generated,
-            }
-            if actor.memory is not None:
-                amounts[catalogue.GENERATE_BYTES] = actor.generate_bytes(
-                    prompts, responses, shared_prompt=shared
-                )
-        for name, role in _SCORE.items():
-            if name in self.ran and role in self.models:
-                flop = float(self.models[role].forward(lengths).sum())
-                scored = {catalogue.SCORE_FLOP: flop, catalogue.SCORE_EXECUTED: flop}
-                catalogue.merge(amounts, scored)
-        for name, role in _LEARN.items():
-            if name in self.ran and role in self.models:
-                cost = self.models[role]
-                useful = self.epochs * float(cost.forward_backward(lengths).sum())
-                # Recomputed where it is, and not padded, as ``executed=True`` would.
-                executed = self.epochs * float(cost._executed_forward_backward(lengths).sum())
-                learned = {catalogue.LEARN_FLOP: useful, catalogue.LEARN_EXECUTED: executed}
-                catalogue.merge(amounts, learned)
-        return amounts

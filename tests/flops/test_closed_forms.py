@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coati_perf import CostModel
 from coati_perf.flops.counter import OperatorCounter
 from coati_perf.flops.fit import UnfittedError, fit_pass, fit_step, solve
 from coati_perf.flops.head import Head
@@ -128,6 +129,32 @@ def test_responses_to_one_prompt_share_its_prefill():
     alone = cost.generate([30] * 8, [5] * 8).sum()
     shared = cost.generate([30] * 8, [5] * 8, shared_prompt=8).sum()
     assert alone - shared == 7 * cost.prefill(30)
+
+
+@pytest.mark.parametrize("name", ["Llama (GQA)", "Gemma 3 (alternating)", "Qwen3-MoE"])
+def test_a_prefill_after_cached_tokens_is_what_decoding_the_rest_costs(name):
+    """Decode steps were fitted apart from prefills; but each of them computes logits."""
+    tiny_models = pytest.importorskip("tiny_models")
+    cost = CostModel.traced(tiny_models.configs()[name])
+    prompts, cached = [40, 40, 300, 7], [0, 39, 130, 3]
+    rest = torch.tensor(prompts) - torch.tensor(cached)
+    decoded = cost.decode(cached, rest) - (rest - 1) * cost.head.forward
+    assert torch.equal(cost.prefill(prompts, cached=cached), decoded)
+    saved = cost.generate(prompts, 9) - cost.generate(prompts, 9, cached=cached)
+    assert torch.equal(saved, cost.prefill(prompts) - decoded)
+    assert torch.equal(cost.generate(prompts, 9, cached=0), cost.generate(prompts, 9))
+
+
+def test_cached_tokens_are_read_and_not_written():
+    tiny_models = pytest.importorskip("tiny_models")
+    cost = CostModel.traced(tiny_models.configs()["Llama (GQA)"])
+    (_, per_position), *none = cost.memory.cache
+    assert not none
+    weights = 2 * cost.memory.weights
+    assert cost.prefill_bytes([30, 50]) == weights + 2 * per_position * 80
+    # 13 new positions are written, and the 67 of before read.
+    assert cost.prefill_bytes([30, 50], cached=[20, 47]) == weights + 2 * per_position * (13 + 67)
+    assert cost.generate_bytes([30], [1], cached=20) == cost.prefill_bytes(30, cached=20)
 
 
 @pytest.mark.parametrize(
