@@ -44,8 +44,10 @@ LEARN_TOKENS = "perf/tokens/learned"
 PADDING = "perf/tokens/padding"
 LEARN_PADDING = "perf/tokens/learn_padding"
 RESPONSE_MAX = "perf/tokens/response_max"
+CACHED_TOKENS = "perf/tokens/prompt_cached"
 UNMASKED_BATCHES = "perf/tokens/unmasked_batches"
 RESPONSES = "perf/samples/responses"
+PREEMPTED = "perf/samples/preempted"
 
 COLLECT_STEPS = "perf/steps/make_experience"
 LEARN_BATCHES = "perf/steps/learn"
@@ -343,6 +345,23 @@ CATALOGUE = _by_name(
             PROMPT_TOKENS, "tokens", "prompt tokens, from the masks or as the driver gives them"
         ),
         _count(RESPONSE_TOKENS, "tokens", "response tokens, likewise"),
+        _count(
+            CACHED_TOKENS,
+            "tokens",
+            "prompt tokens that a prefix cache had, as the inference engine says: not computed",
+        ),
+        _count(
+            PREEMPTED,
+            "samples",
+            "samples that the inference engine preempted: what it computed again is not counted",
+        ),
+        Ratio(
+            name="perf/tokens/prompt_cached_fraction",
+            unit="fraction",
+            numerator=CACHED_TOKENS,
+            denominator=PROMPT_TOKENS,
+            meaning="share of the prompt tokens that a prefix cache had",
+        ),
         Combined(
             name=MADE_TOKENS,
             unit="tokens",

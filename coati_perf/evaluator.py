@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from coati_perf import catalogue
 from coati_perf.arguments import (
     clock_function,
     cost_models,
@@ -35,8 +36,10 @@ from coati_perf.clock import Clock, monotonic
 from coati_perf.cost import NO_MODELS, Amounts, ModelCosts, ParamCount
 from coati_perf.device_memory import AcceleratorMemory, DeviceMemory
 from coati_perf.device_timer import DeviceTimer, timed_on_device, timing_event
+from coati_perf.engine_outputs import EngineOutputs, read_outputs
 from coati_perf.errors import current_error_id, describe_error, error_since
 from coati_perf.fit import Fit, FitSettings
+from coati_perf.generated import generated_amounts
 from coati_perf.phase import Phase, Phases
 from coati_perf.probes import attach
 from coati_perf.record import EpisodeRecord
@@ -439,6 +442,39 @@ class PerformanceEvaluator(Callback):
             for phase, taken in seconds.items():
                 self.record(phase, seconds=taken)
 
+    def record_outputs(
+        self, outputs: Any, *, seconds: float | Literal["engine"] | None = None
+    ) -> None:
+        """Count in what an inference engine generated, within an episode, in place of ``record``.
+
+        Prompt tokens that its prefix cache had are not counted as work. Never raises; what is not
+        understood is logged once and counted as a fault.
+
+        Args:
+            outputs: the finished outputs of vLLM's ``LLM.generate`` or SGLang's
+                ``Engine.generate``; see ``read_outputs``.
+            seconds: how long it took; ``"engine"`` takes the time from the outputs, where they
+                have one. By default none: put the call into ``phase("generate")``.
+        """
+        if self._ignoring:
+            return
+        tally = self._tally
+        if tally is None:
+            self._fault("record_outputs outside an episode")
+            return
+        try:
+            now = self._clock()
+            read = read_outputs(outputs)
+            self._count_outputs(tally, read)
+            taken = read.seconds if seconds == "engine" else seconds
+            if taken is not None:
+                self._record(tally, "generate", taken, None, None, None)
+            elif seconds == "engine":
+                self._fault("the engine's outputs have no times")
+            tally.overhead_s += self._clock() - now
+        except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
+            self._fault("record_outputs", error)
+
     def defer(self, amounts: Callable[..., Amounts], *lengths: torch.Tensor) -> None:
         """Count what a function makes of lengths, within an episode; for integrations.
 
@@ -518,6 +554,18 @@ class PerformanceEvaluator(Callback):
             tally.episode_s = seconds
         elif seconds is not None:
             tally.add_seconds(self._phases[phase].name, float(seconds))
+
+    def _count_outputs(self, tally: Tally, read: EngineOutputs) -> None:
+        workload = self._settings.workload
+        tally.add({catalogue.PREEMPTED: read.preempted})
+        if not isinstance(workload, ModelCosts):  # its convention knows no prefix cache
+            self._record(tally, "generate", None, None, read.prompts, read.responses)
+            return
+        prompts, responses = torch.tensor(read.prompts), torch.tensor(read.responses)
+        cached = None if read.cached is None else torch.tensor(read.cached)
+        actor = workload.models.get("actor")
+        amounts = functools.partial(generated_amounts, actor, cached=cached)
+        tally.batches.add_deferred(amounts, (prompts, responses))
 
     def _count_without_lengths(self, phase: str) -> None:
         if self._settings.workload.convention != NO_MODELS:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from coati_perf import catalogue
-from coati_perf.batches import token_counts
 from coati_perf.cost import Amounts, ModelCosts
 from coati_perf.flops import CostModel
+from coati_perf.generated import generated_amounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,26 +109,14 @@ class Generation:
 
     def generated(self, prompts: torch.Tensor, responses: torch.Tensor) -> Amounts:
         """Return the amounts of generation, from the real tokens of each sample."""
-        prompts, responses = prompts.to(torch.float64), responses.to(torch.float64)
-        useful = float(
-            self.actor.generate(prompts, responses, shared_prompt=self.shared_prompt).sum()
-        )
-        amounts = {
-            catalogue.GENERATED: float(len(prompts)),
-            catalogue.COLLECT_STEPS: 1.0,
-            **token_counts(prompts, responses),
-            catalogue.MAKE_EXPERIENCE_PADDED: float(self.padded),
-            catalogue.PADDING: self.padded - float((prompts + responses).sum()),
-            catalogue.GENERATE_FLOP: useful,
+        real = float((prompts + responses).sum())
+        return {
             # What runs in an inference engine is not seen; it has no padding.
-            catalogue.GENERATE_EXECUTED: useful,
+            **generated_amounts(self.actor, prompts, responses, shared_prompt=self.shared_prompt),
+            catalogue.MAKE_EXPERIENCE_PADDED: float(self.padded),
+            catalogue.PADDING: self.padded - real,
             **executed_generation(self.actor, self.runs),
         }
-        if self.actor.memory is not None:
-            amounts[catalogue.GENERATE_BYTES] = self.actor.generate_bytes(
-                prompts, responses, shared_prompt=self.shared_prompt
-            )
-        return amounts
 
 
 class ObservedCosts(ModelCosts):

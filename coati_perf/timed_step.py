@@ -9,9 +9,10 @@ import msgspec
 import torch
 
 from coati_perf import catalogue
-from coati_perf.batches import token_counts
+from coati_perf.batches import given_lengths
 from coati_perf.cost import Amounts
 from coati_perf.flops import CostModel
+from coati_perf.generated import generated_amounts
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +43,10 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     learned: Sequence[str] = ()
     epochs: int = 1
     responses_per_prompt: int = 1
-    cached: Any = 0
+    cached: Any = None
 
-    def lengths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return prompts, responses and cached tokens (B,), or raise ValueError."""
+    def lengths(self) -> tuple[torch.Tensor, ...]:
+        """Return prompts, responses and, where known, cached tokens (B,), or raise ValueError."""
         prompts, responses = torch.as_tensor(self.prompts), torch.as_tensor(self.responses)
         if prompts.dim() != 1 or prompts.shape != responses.shape:
             message = (
@@ -53,38 +54,35 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
                 f" {tuple(responses.shape)}; expected one length of each for every sample"
             )
             raise ValueError(message)
-        return prompts, responses, torch.as_tensor(self.cached).expand_as(prompts)
+        if self.cached is None:
+            return prompts, responses
+        if self.responses_per_prompt != 1:
+            message = (
+                f"cached and responses_per_prompt={self.responses_per_prompt} are both given;"
+                " expected one of them, for what is cached need not be shared"
+            )
+            raise ValueError(message)
+        return prompts, responses, given_lengths("cached", self.cached, len(prompts))
 
     def amounts(
         self,
         models: Mapping[str, CostModel],
         prompts: torch.Tensor,
         responses: torch.Tensor,
-        cached: torch.Tensor,
+        cached: torch.Tensor | None = None,
     ) -> Amounts:
         """Return what the step amounts to, from its lengths on the host."""
-        prompts, responses = prompts.to(torch.float64), responses.to(torch.float64)
-        lengths = prompts + responses
-        amounts: Amounts = {
-            catalogue.GENERATED: float(len(prompts)),
-            catalogue.COLLECT_STEPS: 1.0,
-            **token_counts(prompts, responses),
-        }
+        amounts = generated_amounts(
+            models.get("actor"),
+            prompts,
+            responses,
+            shared_prompt=self.responses_per_prompt,
+            cached=cached,
+        )
+        lengths = (prompts + responses).to(torch.float64)
         if self.learned:
-            amounts[catalogue.LEARNED] = float(len(prompts) * self.epochs)
+            amounts[catalogue.LEARNED] = float(len(lengths) * self.epochs)
             amounts[catalogue.LEARN_TOKENS] = float(lengths.sum()) * self.epochs
-        actor = models.get("actor")
-        if actor is not None:
-            options: dict[str, Any] = {
-                "shared_prompt": self.responses_per_prompt,
-                "cached": cached.to(torch.float64),
-            }
-            generated = float(actor.generate(prompts, responses, **options).sum())
-            amounts[catalogue.GENERATE_FLOP] = generated
-            amounts[catalogue.GENERATE_EXECUTED] = generated
-            if actor.memory is not None:
-                moved = actor.generate_bytes(prompts, responses, **options)
-                amounts[catalogue.GENERATE_BYTES] = moved
         for role in self.scored:
             if role in models:
                 flop = float(models[role].forward(lengths).sum())
