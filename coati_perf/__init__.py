@@ -8,6 +8,7 @@ from coati_perf.cost import ParamCount
 from coati_perf.evaluator import PerformanceEvaluator
 from coati_perf.flops import CostModel, UntraceableModelError
 from coati_perf.journal import Journal, JournalError, read_journal
+from coati_perf.learning import LearningMeter, measure_learning
 from coati_perf.record import EpisodeRecord, Header, Summary
 from coati_perf.run import OutputError
 from coati_perf.sinks import Sink, SinkError
@@ -20,6 +21,7 @@ __all__ = [
     "Header",
     "Journal",
     "JournalError",
+    "LearningMeter",
     "OutputError",
     "ParamCount",
     "PerformanceEvaluator",
@@ -33,6 +35,7 @@ __all__ = [
     "all_reduce_mean",
     "divide",
     "get_world_size",
+    "measure_learning",
     "read_journal",
     "save_eval_result_rank_0",
 ]

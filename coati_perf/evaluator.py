@@ -517,6 +517,10 @@ class PerformanceEvaluator(Callback):
 
     # Inside.
 
+    def _drop_episode(self) -> None:
+        """Forget the episode that has begun, of an integration that begins each too early."""
+        self._tally = None
+
     def _end_episode(self, fit: Fit, now: float, error: BaseException | None) -> None:
         tally, self._tally = self._tally, None
         assert tally is not None

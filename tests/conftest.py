@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -57,6 +62,35 @@ def make_experience():
         )
 
     return make
+
+
+@pytest.fixture
+def offline_wandb(tmp_path: Path):
+    """Let wandb write to tmp_path, with nothing of other tests; return what ends and reads its run.
+
+    That gives the rows of the history, read by wandb's own ``leet inspect``.
+    """
+    wandb = pytest.importorskip("wandb")
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+
+    def rows() -> list[dict[str, Any]]:
+        wandb.finish()
+        (run,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+        program = str(Path(sys.executable).parent / "wandb")
+        done = subprocess.run(
+            [program, "leet", "inspect", "--json", str(run)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        lines = done.stdout.splitlines()
+        return [json.loads(line).get("history", {}).get("item", {}) for line in lines]
+
+    wandb.teardown()
+    with mock.patch.dict(os.environ, offline):
+        os.environ.pop("WANDB_SERVICE", None)
+        yield rows
+        wandb.teardown()
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from importlib.metadata import version
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -258,41 +256,16 @@ def test_detached_the_trainer_is_as_it_was(online, tmp_path):
     assert not trainer.model._forward_pre_hooks
 
 
-@pytest.fixture
-def wandb(tmp_path):
-    """Return wandb, offline, with nothing of the tests before, and leave nothing to those after."""
-    module = pytest.importorskip("wandb")
-    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    module.teardown()
-    with mock.patch.dict(os.environ, offline):
-        os.environ.pop("WANDB_SERVICE", None)
-        yield module
-        module.teardown()
-
-
-def test_the_trackers_of_report_to_are_joined(online, tmp_path, wandb):
+def test_the_trackers_of_report_to_are_joined(online, tmp_path, offline_wandb):
     trainer = online(report_to=["wandb"])
     callback = CoatiPerfCallback(trainer, run_dir=tmp_path / "run", peak_tflops=1.0)
     trainer.add_callback(callback)
     trainer.train()
-    wandb.finish()
-    (run,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = _wandb_rows(run)
+    rows = offline_wandb()
     ours = [row["perf/episode"] for row in rows if "perf/episode" in row]
     theirs = [row["train/global_step"] for row in rows if "train/reward" in row]
     assert ours == [0, 1, 2, 3]
     assert theirs == [1, 2, 3, 4]
-
-
-def _wandb_rows(path):
-    import json
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(path)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [json.loads(line).get("history", {}).get("item", {}) for line in lines]
 
 
 def test_an_instance_by_role(online):
