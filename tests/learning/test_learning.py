@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -153,13 +151,3 @@ def test_a_model_that_cannot_be_traced_is_counted_by_its_parameters(measured):
     segment, _ = measured(work, odd, optimizer)
     assert total(segment, "perf/flops/learn") == 6 * 50 * 6
     assert any("cannot be traced" in warning for warning in segment.episodes[0].warnings)
-
-
-def test_the_readme_works_as_it_stands(model, batches, tmp_path, monkeypatch):
-    readme = Path(__file__).parents[2] / "README.md"
-    examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    (example,) = [text for text in examples if "measure_learning" in text]
-    monkeypatch.chdir(tmp_path)
-    names = {"model": model, "loader": batches, "optimizer": sgd(model)}
-    exec(compile(example, str(readme), "exec"), names)
-    assert "Performance summary" in (tmp_path / "report.txt").read_text()
