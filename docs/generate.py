@@ -8,6 +8,7 @@ from pathlib import Path
 from coati_perf import catalogue
 from coati_perf.catalogue import CATALOGUE
 from coati_perf.metric import Combined, Devices, Measured, Metric, Ratio
+from coati_perf.names import NAMES, Alias
 
 TARGET = Path(__file__).parent / "metrics.md"
 
@@ -32,6 +33,15 @@ Of each sink, by its name (`wandb`, `csv`, a class), as it was when the record w
 |---|---|
 """
 
+THEIR_NAMES = """
+## Under other trainers' names
+
+For dashboards that exist: the sink `as:verl:wandb` gets these beside ours, from any other trainer.
+
+| trainer | its name | is |
+|---|---|---|
+"""
+
 _DEVICES = {
     Devices.ALL: "all devices",
     Devices.ROLLOUT: "rollout devices",
@@ -54,6 +64,13 @@ def how(metric: Metric) -> str:
     return "of the record as a whole"
 
 
+def stands_for(alias: Alias) -> str:
+    """Return what a name of another trainer stands for, in the words of the table."""
+    scale = "" if alias.scale == 1 else f"{alias.scale:g} × "
+    below = "" if alias.denominator is None else f" ÷ `{alias.denominator}`"
+    return f"{scale}`{alias.numerator}`{below}"
+
+
 def render() -> str:
     """Return the whole file."""
     rows = (
@@ -66,7 +83,12 @@ def render() -> str:
     )
     reserved = ", ".join(f"`{name}`" for name in sorted(catalogue.RESERVED_PHASE_NAMES))
     tail = f"\n\nNames that a phase of your own cannot have: {reserved}.\n"
-    return HEAD + "\n".join(rows) + SINKS + sinks + tail
+    names = "\n".join(
+        f"| {trainer} | `{name}` | {stands_for(alias)} |"
+        for trainer, aliases in NAMES.items()
+        for name, alias in aliases.items()
+    )
+    return HEAD + "\n".join(rows) + SINKS + sinks + tail + THEIR_NAMES + names + "\n"
 
 
 def main() -> int:

@@ -55,6 +55,7 @@ class WandbSink:
         self._joined = False
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
         self._used_step: int | None = None
+        self._defined: set[str] = set()
 
     def open(self, header: Header) -> None:
         import wandb
@@ -62,6 +63,7 @@ class WandbSink:
         self._joined = wandb.run is not None
         self.needs_whole_run = self._own_id and not self._joined
         self._waiting.clear()
+        self._defined.clear()
         self._used_step = self._given_up = self._episode = None
         self._step = 0
         if wandb.run is None:
@@ -79,6 +81,10 @@ class WandbSink:
         run = self._opened()
         if record.episode == self._episode:
             return  # a call may come twice
+        for name in row.keys() - self._defined:
+            if not name.startswith("perf/"):  # other trainers' names
+                run.define_metric(name, step_metric=EPISODE)
+                self._defined.add(name)
         if not self._joined:
             if not self._own_id:
                 run.log(row)

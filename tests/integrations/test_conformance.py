@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("wandb")
 
+from coati_perf.names import NAMES
 from coati_perf.testing import SinkConformance, some_metrics
 
 
@@ -45,6 +46,17 @@ class TestTensorBoard(SinkConformance):
                 assert name not in episodes[point.step]
                 episodes[point.step][name] = float(point.value)
         return episodes
+
+
+class TestUnderOtherNames(TestTensorBoard):
+    sink = "as:verl:tensorboard:{folder}/runs"
+
+    def read(self, folder, run_id):
+        theirs = NAMES["verl"]
+        return {
+            episode: {name: value for name, value in metrics.items() if name not in theirs}
+            for episode, metrics in super().read(folder, run_id).items()
+        }
 
 
 class TestWandb(SinkConformance):
