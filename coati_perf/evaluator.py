@@ -430,10 +430,12 @@ class PerformanceEvaluator(Callback):
             if self._ignoring:
                 return
             try:
-                lengths = step.lengths()
-                workload = self._settings.workload
-                models = workload.models if isinstance(workload, ModelCosts) else {}
-                self.defer(functools.partial(step.amounts, models), *lengths)
+                if step.prompts is None:
+                    self._fault("record_step without lengths: tokens and FLOP are left out")
+                else:
+                    workload = self._settings.workload
+                    models = workload.models if isinstance(workload, ModelCosts) else {}
+                    self.defer(functools.partial(step.amounts, models), *step.lengths())
                 seconds = {name: s for name, s in step.seconds.items() if name != "episode" and s}
             except Exception as error:  # noqa: BLE001 - a driver's numbers must not stop it
                 self._fault("record_step", error)
@@ -582,6 +584,10 @@ class PerformanceEvaluator(Callback):
         batch, length = experience.sequences.shape
         tally.add(experience_counts(batch, length))
         tally.add(self._settings.workload.padded_scoring(batch, length))
+
+    def _measure_alone(self) -> None:
+        """Leave the job's other ranks out of the next fit: they have no evaluator."""
+        self._settings = msgspec.structs.replace(self._settings, alone=True)
 
     def _declare_devices(self, trainer: int | None, rollout: int | None = None) -> None:
         """Take what an integration found out, where the user said nothing, for the next fit."""

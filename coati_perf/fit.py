@@ -11,7 +11,7 @@ import msgspec
 from coati_perf.cost import Workload
 from coati_perf.device_timer import Timing
 from coati_perf.errors import describe_error
-from coati_perf.exchange import choose_exchange
+from coati_perf.exchange import NoExchange, choose_exchange
 from coati_perf.record import EpisodeRecord
 from coati_perf.row import Departure
 from coati_perf.run import Run
@@ -37,6 +37,7 @@ class FitSettings(msgspec.Struct, frozen=True, kw_only=True):
     ignore_episodes: int
     declared: Declared
     close_timeout_s: float
+    alone: bool = False  # one process reports for all
 
 
 class Fit:
@@ -48,7 +49,7 @@ class Fit:
     """
 
     def __init__(self, settings: FitSettings) -> None:
-        self._exchange = choose_exchange()
+        self._exchange = NoExchange() if settings.alone else choose_exchange()
         self._sender = Sender(self._exchange)
         self._workload = settings.workload
         self._close_timeout_s = settings.close_timeout_s

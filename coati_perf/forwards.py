@@ -65,12 +65,17 @@ class Forwards:
         without_adapters: CostModel | None = None,
         *,
         generates: bool = False,
+        counted: bool = True,
     ) -> None:
-        """See the forwards of a module; with PEFT's adapters off it may have a cost of its own."""
+        """See the forwards of a module; with PEFT's adapters off it may have a cost of its own.
+
+        One that is not ``counted`` learns from samples that another model has been counted with.
+        """
         module = unwrap(module)
         # PEFT's generate goes past its own forward.
         module = getattr(module, "get_base_model", lambda: module)()
-        watched = _Watched(self, cost, without_adapters, _adapter(module), generates)
+        counted = counted and self._counted
+        watched = _Watched(self, cost, without_adapters, _adapter(module), generates, counted)
         handle = module.register_forward_pre_hook(watched.before_forward, with_kwargs=True)
         self._handles.append(handle)
 
@@ -94,14 +99,16 @@ class Forwards:
         logits = keep if isinstance(keep, int) and keep else None
         self._runs.append(Run(batch, length, logits, _cached(options)))
 
-    def _saw(self, cost: CostModel, ids: torch.Tensor, options: dict[str, Any]) -> None:
+    def _saw(
+        self, cost: CostModel, ids: torch.Tensor, options: dict[str, Any], *, counted: bool
+    ) -> None:
         batch, length = ids.shape[:2]
         logits = self._logits(options, batch, length) or logits_kept(options, batch, length)
         forward = Forward(cost, batch, length, dataclasses.replace(logits, real=None))
         lengths = [_real(options, batch, length, ids.device)]
         if logits.real is not None:
             lengths.append(logits.real)
-        learned = forward.learned if self._counted else forward.learning
+        learned = forward.learned if counted else forward.learning
         self._evaluator.defer(learned if torch.is_grad_enabled() else forward.scored, *lengths)
 
 
@@ -112,6 +119,7 @@ class _Watched:
     without_adapters: CostModel | None
     adapter: Any
     generates: bool
+    counted: bool
 
     def before_forward(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -129,7 +137,7 @@ class _Watched:
             if forwards.purpose == "generate" or (self.generates and to_make):
                 forwards._saw_generation(ids, options)
             else:
-                forwards._saw(cost, ids, options)
+                forwards._saw(cost, ids, options, counted=self.counted)
         except Exception as error:  # noqa: BLE001 - training goes on
             forwards._evaluator._fault("a forward that was not understood", error)
 

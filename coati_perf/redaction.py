@@ -17,7 +17,7 @@ _SECRET_WORDS = frozenset(
     {"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials"}
 )
 _SECRET_KEYS = frozenset(
-    {"api", "access", "account", "auth", "private", "secret", "ssh", "signing"}
+    {"api", "access", "account", "auth", "private", "secret", "ssh", "signing", "wandb"}
 )
 _SECRET_TOKENS = frozenset(
     {"access", "api", "auth", "bearer", "github", "gitlab", "hf", "hub", "id", "jwt", "oauth"}

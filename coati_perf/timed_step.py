@@ -25,7 +25,8 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         wall_s: seconds of the whole step.
         seconds: those of each phase by its name; phases should not hold each other.
-        prompts: prompt tokens of each sample, a list or a tensor (B,) on any device.
+        prompts: prompt tokens of each sample, a list or a tensor (B,) on any device; None where
+            nobody knows them, for times alone.
         responses: response tokens, likewise.
         scored: the roles of the models that scored the samples, one for each forward.
         learned: the roles of the models that learned from them.
@@ -37,8 +38,8 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s: float
     seconds: Mapping[str, float]
-    prompts: Any
-    responses: Any
+    prompts: Any = None
+    responses: Any = None
     scored: Sequence[str] = ()
     learned: Sequence[str] = ()
     epochs: int = 1

@@ -11,11 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
 import torch
 
 from coati_perf import PerformanceEvaluator, read_journal
 from coati_perf.journal import Segment
+
+
+# A machine under load is slow now and then, and no test is about that.
+hypothesis.settings.register_profile(
+    "loaded", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("loaded")
 
 
 class ScriptedClock:

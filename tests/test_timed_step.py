@@ -92,6 +92,17 @@ def test_a_step_that_is_wrong_is_a_fault(make_evaluator, read_run, options, mess
     assert right.faults == {}
 
 
+def test_times_alone_leave_the_rest_unknown(make_evaluator, read_run):
+    evaluator = make_evaluator(models=models())
+    evaluator.record_step(0, step(prompts=None, responses=None))
+    evaluator.close()
+    (record,) = read_run().episodes
+    assert record.phases == SECONDS
+    assert record.metrics[catalogue.EPISODE_S] == 10.0
+    assert list(record.faults) == ["record_step without lengths: tokens and FLOP are left out"]
+    assert not any("tflops" in name or "mfu" in name for name in record.metrics)
+
+
 def test_ignored_steps_leave_no_record(make_evaluator, read_run):
     evaluator = make_evaluator(models=models(), ignore_episodes=1)
     for number in range(2):

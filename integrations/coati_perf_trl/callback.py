@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from coati_perf.arguments import model_dtype, number_or_none
 from coati_perf.forwards import Forwards
 from coati_perf.seen import Generation
 from coati_perf_trl import seams
+from coati_perf_trl.by_forwards import ByForwards
 from coati_perf_trl.fused_head import fused_logits
 
 _logger = logging.getLogger(__name__)
@@ -57,13 +58,14 @@ class CoatiPerfCallback(TrainerCallback):
         self._trainer = trainer
         self._steps = steps_per_episode or _steps_per_episode(trainer)
         watched = _models(trainer)
-        checkpointing = bool(trainer.args.gradient_checkpointing)
+        # A loop of its own leaves the models as they are.
+        checkpointing = trainer.args.gradient_checkpointing and not seams.has_own_loop(trainer)
         costs = {
             role: CostModel.traced(
                 model,
                 attention=attention,
-                gradient_checkpointing=checkpointing and role == "actor",
-                dtype=model_dtype(trainer.model),
+                gradient_checkpointing=bool(checkpointing) and role == "actor",
+                dtype=model_dtype(watched["actor"]),
                 fallback="num_params",
             )
             for role, model in watched.items()
@@ -75,18 +77,25 @@ class CoatiPerfCallback(TrainerCallback):
         self._forwards = Forwards(self.evaluator, counted=True, logits=fused_logits)
         self._actor = costs["actor"]
         self._learn = self.evaluator.phase("learn")
+        self._learning = False
         self._optimizer = self.evaluator.phase("optimizer")
         self._optimizing = False
         self._in_rollout = False
         self._generated: Any = None
         self._wrapped: list[str] = []
+        self._by_forwards: ByForwards | None = None
         if getattr(trainer.args, "torch_compile", False):
             _logger.warning("torch_compile=True: FLOP and tokens of learning cannot be seen")
         else:
             for role, model in watched.items():
                 if isinstance(model, nn.Module):
-                    self._forwards.watch(model, costs[role], costs.get("initial"))
-        self._attach()
+                    self._forwards.watch(
+                        seams.forward_of(trainer, model),
+                        costs[role],
+                        costs.get("initial"),
+                        counted=role == "actor",
+                    )
+        self._attach(watched)
 
     # Transformers' events.
 
@@ -94,6 +103,9 @@ class CoatiPerfCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self.evaluator.on_fit_start()
+        if seams.has_own_loop(self._trainer):  # there is no on_step_begin
+            self._forwards.purpose = "measure"
+            self.evaluator.on_episode_start(0)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -107,15 +119,19 @@ class CoatiPerfCallback(TrainerCallback):
         if self._optimizing:
             self._optimizing = False
             self._optimizer.__exit__(None, None, None)
-            self._learn.__exit__(None, None, None)
+        self._leave_learning()
         if state.global_step % self._steps == 0:  # the step has been counted by now
-            self.evaluator.on_episode_end(state.global_step // self._steps - 1)
+            episode = state.global_step // self._steps
+            self.evaluator.on_episode_end(episode - 1)
+            if seams.has_own_loop(self._trainer) and state.global_step < state.max_steps:
+                self.evaluator.on_episode_start(episode)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self.evaluator._tally is not None:  # fewer steps than an episode has
             self.evaluator.on_episode_end(state.global_step // self._steps)
+        self._forwards.purpose = "ignore"
         self.evaluator.on_fit_end()
 
     def detach(self) -> None:
@@ -123,16 +139,32 @@ class CoatiPerfCallback(TrainerCallback):
         for name in self._wrapped:
             vars(self._trainer).pop(name, None)
         self._forwards.stop()
+        if self._by_forwards is not None:
+            self._by_forwards.stop()
 
     # Phases within a step.
 
-    def _attach(self) -> None:
+    def _enter_learning(self) -> None:
+        if not self._learning:
+            self._learning = True
+            self._learn.__enter__()
+
+    def _leave_learning(self) -> None:
+        if self._learning:
+            self._learning = False
+            self._learn.__exit__(None, None, None)
+
+    def _attach(self, models: Mapping[str, Any]) -> None:
         lacking = seams.missing(self._trainer)
         if lacking:
             what = seams.version_of(self._trainer)
             _logger.warning("%s lacks what marks %s: not measured", what, ", ".join(lacking))
         self._wrap("training_step", self._training_step)
         if not seams.is_online(self._trainer):
+            return
+        if not hasattr(self._trainer, seams.ROLLOUT):
+            self._by_forwards = ByForwards(self, models)
+            self._wrap(seams.SAMPLES, self._unmeasured)
             return
         self._wrap(seams.ROLLOUT, self._rollout)
         self._wrap(seams.GENERATE, self._generate, in_rollout=True)
@@ -161,8 +193,12 @@ class CoatiPerfCallback(TrainerCallback):
         setattr(self._trainer, name, wrapped)
         self._wrapped.append(name)
 
+    def _unmeasured(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._forwards.are("ignore"):
+            return original(*arguments, **options)
+
     def _training_step(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self._learn.__enter__()
+        self._enter_learning()
         try:
             with self._forwards.are("measure"):
                 result = original(*arguments, **options)
@@ -174,13 +210,13 @@ class CoatiPerfCallback(TrainerCallback):
             self._optimizing = True
             self._optimizer.__enter__()
         else:
-            self._learn.__exit__(None, None, None)
+            self._leave_learning()
         return result
 
     def _rollout(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if not self._trainer.model.training:  # an evaluation
             return original(*arguments, **options)
-        self._learn.__exit__(None, None, None)
+        self._leave_learning()
         self._in_rollout = True
         self._generated = None
         try:
@@ -188,7 +224,7 @@ class CoatiPerfCallback(TrainerCallback):
                 result = original(*arguments, **options)
         finally:
             self._in_rollout = False
-            self._learn.__enter__()
+            self._enter_learning()
         try:
             self._count_generation(result)
         except Exception as error:  # noqa: BLE001 - training goes on
@@ -223,12 +259,16 @@ class CoatiPerfCallback(TrainerCallback):
 
 def _models(trainer: Any) -> dict[str, Any]:
     """Return the models by role; the config of what a PEFT model is without adapters."""
-    models: dict[str, Any] = {"actor": trainer.model}
+    actor = seams.policy_of(trainer)
+    models: dict[str, Any] = {"actor": actor}
     reference = getattr(trainer, "ref_model", None)
     if reference is not None:
         models["initial"] = reference
-    elif hasattr(trainer.model, "peft_config"):
-        models["initial"] = trainer.model.config
+    elif hasattr(actor, "peft_config"):
+        models["initial"] = actor.config
+    for role, name in (("critic", "value_model"), ("reward", "reward_model")):
+        if isinstance(getattr(trainer, name, None), nn.Module):
+            models[role] = getattr(trainer, name)
     rewards = [f for f in getattr(trainer, "reward_funcs", ()) if isinstance(f, nn.Module)]
     models |= {f"reward {number}": model for number, model in enumerate(rewards)}
     return models
@@ -236,6 +276,8 @@ def _models(trainer: Any) -> dict[str, Any]:
 
 def _steps_per_episode(trainer: Any) -> int:
     """Return optimiser steps from one rollout to the next, or those between two logs."""
+    if not hasattr(trainer, seams.ROLLOUT) and seams.is_online(trainer):
+        return 1
     if seams.is_online(trainer):
         between, accumulation = seams.steps_per_rollout(trainer)
         return math.lcm(between, accumulation) // accumulation

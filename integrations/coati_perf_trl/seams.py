@@ -19,6 +19,9 @@ LOG_PROBS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
 # The reward functions and models (0.20).
 REWARDS = "_calculate_rewards"
 
+# PPO's generation of samples to look at (1.12), which is no training.
+SAMPLES = "generate_completions"
+
 ONLINE = ("GRPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "PPO")
 
 
@@ -26,8 +29,9 @@ def missing(trainer: Any) -> list[str]:
     """Return the phases that cannot be told apart in this trainer; none of one that only learns."""
     if not is_online(trainer):
         return []
+    if not hasattr(trainer, ROLLOUT):  # the forwards tell, where they run in this process
+        return ["generate"] if getattr(trainer.args, "use_vllm", False) else []
     seams = {
-        "make_experience": (ROLLOUT,),
         "generate": (GENERATE,),
         "score": LOG_PROBS,
         "reward": (REWARDS,),
@@ -41,6 +45,22 @@ def is_online(trainer: Any) -> bool:
     """Say whether a trainer makes the experience that it learns from."""
     names = [kind.__name__ for kind in type(trainer).__mro__]
     return hasattr(trainer, ROLLOUT) or any(name.startswith(ONLINE) for name in names)
+
+
+def has_own_loop(trainer: Any) -> bool:
+    """Say whether a trainer trains without ``training_step``: PPO's, up to 1.12."""
+    return any(kind.__name__.startswith("PPO") for kind in type(trainer).__mro__)
+
+
+def policy_of(trainer: Any) -> Any:
+    """Return the model that learns; PPO's is beside its critic in one module."""
+    return trainer.policy_model if has_own_loop(trainer) else trainer.model
+
+
+def forward_of(trainer: Any, model: Any) -> Any:
+    """Return the module whose forward runs for a model: PPO calls those below the scores' heads."""
+    below_head = has_own_loop(trainer) and hasattr(model, "score")
+    return getattr(model, model.base_model_prefix) if below_head else model
 
 
 def version_of(trainer: Any) -> str:

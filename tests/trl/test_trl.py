@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from packaging.version import Version
 from peft import LoraConfig
-from tiny import llama, preferences, reward_model, reward_of_length, texts, tokenizer
-from transformers import Trainer, TrainingArguments
+from tiny import llama, preferences, prompts, reward_model, reward_of_length, texts, tokenizer
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -103,6 +104,109 @@ def test_rloo_is_measured_alike(online, measure):
     segment, flop = measure(trainer)
     assert executed(segment) == flop
     assert set(segment.episodes[0].phases) >= {"make_experience/generate", "make_experience/score"}
+
+
+def online_dpo(settings, **more):
+    module = pytest.importorskip("trl.experimental.online_dpo")
+    rewards = more.pop("rewards", [reward_of_length])
+    peft = more.pop("peft", None)
+    return module.OnlineDPOTrainer(
+        model=llama(),
+        ref_model=None if peft else llama(),
+        reward_funcs=rewards,
+        reward_processing_classes=[tokenizer() for _ in rewards],
+        args=settings(module.OnlineDPOConfig, max_new_tokens=8, **more),
+        train_dataset=prompts(),
+        processing_class=tokenizer(),
+        peft_config=peft,
+    )
+
+
+ONLINE_DPO = {
+    "as TRL sets it up": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "without checkpoints": {"gradient_checkpointing": False},
+    "LoRA": {**LORA, "gradient_checkpointing": False},
+    "a reward model": {"rewards": "model"},
+}
+
+
+@pytest.mark.parametrize("case", ONLINE_DPO)
+@pytest.mark.filterwarnings("default")  # TRL warns that it is experimental
+def test_online_dpo_is_told_apart_by_its_forwards(case, settings, measure):
+    options = dict(ONLINE_DPO[case])
+    if options.pop("rewards", None):
+        options["rewards"] = [reward_of_length, reward_model()]
+    trainer = online_dpo(settings, **options)
+    segment, flop = measure(trainer)
+    assert executed(segment) == flop
+    assert [record.episode for record in segment.episodes] == list(range(4))
+    micro_batches = 4 * options.get("gradient_accumulation_steps", 1)
+    # Two completions of each of 4 prompts.
+    assert total(segment, "perf/samples/generated") == 2 * 4 * micro_batches
+    assert total(segment, "perf/samples/learned") == 2 * 4 * micro_batches
+    for record in segment.episodes:
+        assert not record.faults
+        assert set(record.phases) >= {"generate", "score", "learn", "learn/optimizer"}
+        named = sum(record.phases[name] for name in ("generate", "score", "learn"))
+        assert named <= record.metrics["perf/time/episode_s"]
+        # Responses that ended early are padded for learning.
+        assert (
+            record.metrics["perf/tokens/response"] <= 8 * record.metrics["perf/samples/generated"]
+        )
+
+
+def ppo(settings, **more):
+    module = pytest.importorskip(
+        "trl.experimental.ppo", reason="this version of TRL has no PPO: up to 1.12"
+    )
+    config = settings(
+        module.PPOConfig, total_episodes=32, response_length=8, num_ppo_epochs=2,
+        num_mini_batches=2, local_rollout_forward_batch_size=4, max_steps=-1,
+        gradient_accumulation_steps=2, per_device_train_batch_size=4, stop_token="eos",
+        **more,
+    )  # fmt: skip
+    tokens = tokenizer()
+    rows = [tokens(row["prompt"])["input_ids"] for row in prompts()]
+    return module.PPOTrainer(
+        args=config,
+        processing_class=tokens,
+        model=llama(),
+        ref_model=llama(),
+        reward_model=reward_model(),
+        value_model=reward_model(),
+        train_dataset=Dataset.from_list([{"input_ids": row} for row in rows]),
+        eval_dataset=Dataset.from_list([{"input_ids": row} for row in rows[:16]]),
+        data_collator=DataCollatorWithPadding(tokens),
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_ppo_is_told_apart_by_its_forwards(settings, measure):
+    """The samples that it generates to be looked at are in torch's count and not in ours."""
+    trainer = ppo(settings, num_sample_generations=0)
+    segment, flop = measure(trainer)
+    assert executed(segment) == flop
+    updates = trainer.args.num_total_batches
+    assert [record.episode for record in segment.episodes] == list(range(updates))
+    assert updates > 1
+    batch = trainer.args.batch_size
+    for record in segment.episodes:
+        assert not record.faults
+        assert record.metrics["perf/samples/generated"] == batch
+        assert record.metrics["perf/samples/learned"] == 2 * batch  # epochs
+        assert set(record.phases) == {"generate", "score", "learn"}
+        assert record.metrics["perf/tokens/response"] <= 8 * batch
+
+
+@pytest.mark.filterwarnings("default")
+def test_ppos_samples_to_look_at_are_no_training(settings, measure):
+    plain, _ = measure(ppo(settings, num_sample_generations=0))
+    trainer = ppo(settings, num_sample_generations=2, eval_strategy="steps", eval_steps=1)
+    looked, flop = measure(trainer)
+    assert executed(looked) < flop
+    for name in ("perf/samples/generated", "perf/tokens/prompt", "perf/flops/learn_executed"):
+        assert total(looked, name) == total(plain, name)
 
 
 def sft(settings, **more):
