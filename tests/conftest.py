@@ -18,7 +18,6 @@ import torch
 from coati_perf import PerformanceEvaluator, read_journal
 from coati_perf.journal import Segment
 
-
 # A machine under load is slow now and then, and no test is about that.
 hypothesis.settings.register_profile(
     "loaded", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
