@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -97,6 +101,28 @@ def test_grpo_is_measured_as_trl_and_torch_have_it(case, online, measure):
     assert all(record.metrics["perf/steps/make_experience"] == 1 for record in segment.episodes)
     assert not any(record.faults for record in segment.episodes)
     assert total(segment, "perf/flops/learn") < total(segment, "perf/flops/learn_executed")
+
+
+def test_two_ranks_are_summed_as_torch_and_trl_have_them(tmp_path):
+    """Each rank counts its own FLOP with torch's counter; TRL counts the tokens of both."""
+    script = Path(__file__).parent / "two_ranks.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "--standalone", str(script), str(tmp_path)],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    segment = read_journal(tmp_path / "run").segments[-1]
+    assert executed(segment) == sum(rank["flop"] for rank in ranks)
+    tokens = total(segment, "perf/tokens/prompt") + total(segment, "perf/tokens/response")
+    assert tokens == ranks[0]["num_tokens"]
+    assert [record.ranks for record in segment.episodes] == [2] * 4
+    assert not any(record.faults for record in segment.episodes)
 
 
 def test_rloo_is_measured_alike(online, measure):
