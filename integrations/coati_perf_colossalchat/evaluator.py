@@ -30,8 +30,8 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
     def follow(self, trainer: Any, *, attention: Attention = "causal") -> None:
         """Count what the models of a PPO or GRPO trainer run, and join its writers' runs.
 
-        To be called before ``fit``. Each forward of its models is seen by torch's own hooks:
-        inference mini-batches, the PTX loss, several generations per prompt, and whether generation
+        To be called before ``fit``; a second call follows another trainer instead. Each forward of
+        its models is seen by torch's own hooks: inference mini-batches, the PTX loss, several generations per prompt, and whether generation
         used its KV cache, which Transformers 5 silently does without. Generation is told from
         scoring by ``use_cache=False``, which ColossalChat's experience maker gives when it scores.
         When the fit starts, an open wandb run and the trainer's TensorBoard folder get our figures
@@ -68,6 +68,7 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
             role: CostModel.traced(model, attention=attention, dtype=dtype, fallback="num_params")
             for role, model in modules.items()
         }
+        self.unfollow()
         forwards = Forwards(self, counted=False)
         for role, model in modules.items():
             forwards.watch(model, costs[role], generates=role == "actor")
@@ -78,6 +79,15 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
         )
         self._trainer = trainer
         self._count_forwards(forwards, costs["actor"])
+
+    def unfollow(self) -> None:
+        """Leave the trainer's models as they were. Without a trainer, nothing is done."""
+        followed = vars(self).pop("_followed", None)
+        if followed is not None:
+            forwards, hooks = followed
+            forwards.stop()
+            vars(self).update(hooks)
+            del self._trainer
 
     def on_fit_start(self) -> None:
         trainer = vars(self).get("_trainer")
@@ -111,6 +121,15 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
             forwards.purpose = "ignore"
             learn_end(experience, lengths)
 
+        self._followed = (
+            forwards,
+            {
+                "on_make_experience_start": make_start,
+                "on_make_experience_end": make_end,
+                "on_learn_batch_start": learn_start,
+                "on_learn_batch_end": learn_end,
+            },
+        )
         vars(self).update(
             on_make_experience_start=on_make_experience_start,
             on_make_experience_end=on_make_experience_end,

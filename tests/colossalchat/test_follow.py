@@ -149,6 +149,22 @@ def test_what_its_models_execute_is_counted_as_torch_does(cached, lora, evaluato
     assert total(run, "perf/flops/generate") < total(run, "perf/flops/generate_executed")
 
 
+def test_following_again_counts_once_and_unfollowing_leaves_the_models(evaluator, segment):
+    ours = evaluator()
+    other = Trainer(ours)
+    ours.follow(other, attention="full")
+    trainer = Trainer(ours)
+    ours.follow(trainer, attention="full")
+    assert not other.actor._forward_pre_hooks
+    flop = executed_flop(trainer.fit)
+    phases = ("generate", "score", "learn")
+    assert sum(total(segment(), f"perf/flops/{phase}_executed") for phase in phases) == flop
+    ours.unfollow()
+    assert not trainer.actor._forward_pre_hooks
+    assert "_trainer" not in vars(ours)
+    ours.unfollow()
+
+
 def test_an_ignored_episode_counts_nothing(evaluator, segment):
     ours = evaluator(ignore_episodes=1)
     trainer = Trainer(ours)
