@@ -31,9 +31,10 @@ class PerformanceEvaluator(coati_perf.PerformanceEvaluator):
         """Count what the models of a PPO or GRPO trainer run, and join its writers' runs.
 
         To be called before ``fit``; a second call follows another trainer instead. Each forward of
-        its models is seen by torch's own hooks: inference mini-batches, the PTX loss, several generations per prompt, and whether generation
-        used its KV cache, which Transformers 5 silently does without. Generation is told from
-        scoring by ``use_cache=False``, which ColossalChat's experience maker gives when it scores.
+        its models is seen by torch's own hooks: inference mini-batches, the PTX loss, several
+        generations per prompt, and whether generation used its KV cache, which Transformers 5
+        silently does without. Generation is told from scoring by ``use_cache=False``, which
+        ColossalChat's experience maker gives when it scores.
         When the fit starts, an open wandb run and the trainer's TensorBoard folder get our figures
         too.
 
