@@ -162,7 +162,7 @@ class CoatiPerfCallback(TrainerCallback):
         self._wrap("training_step", self._training_step)
         if not seams.is_online(self._trainer):
             return
-        if not hasattr(self._trainer, seams.ROLLOUT):
+        if seams.told_by_forwards(self._trainer):
             self._by_forwards = ByForwards(self, models)
             self._wrap(seams.SAMPLES, self._unmeasured)
             return
@@ -276,7 +276,7 @@ def _models(trainer: Any) -> dict[str, Any]:
 
 def _steps_per_episode(trainer: Any) -> int:
     """Return optimiser steps from one rollout to the next, or those between two logs."""
-    if not hasattr(trainer, seams.ROLLOUT) and seams.is_online(trainer):
+    if seams.told_by_forwards(trainer):
         return 1
     if seams.is_online(trainer):
         between, accumulation = seams.steps_per_rollout(trainer)

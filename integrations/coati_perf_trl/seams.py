@@ -22,16 +22,18 @@ REWARDS = "_calculate_rewards"
 # PPO's generation of samples to look at (1.12), which is no training.
 SAMPLES = "generate_completions"
 
-ONLINE = ("GRPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "PPO")
+BY_FORWARDS = ("OnlineDPO", "XPO", "NashMD", "PPO")
+ONLINE = ("GRPO", "RLOO", *BY_FORWARDS)
 
 
 def missing(trainer: Any) -> list[str]:
     """Return the phases that cannot be told apart in this trainer; none of one that only learns."""
     if not is_online(trainer):
         return []
-    if not hasattr(trainer, ROLLOUT):  # the forwards tell, where they run in this process
+    if told_by_forwards(trainer):  # where they run in this process
         return ["generate"] if getattr(trainer.args, "use_vllm", False) else []
     seams = {
+        "make_experience": (ROLLOUT,),
         "generate": (GENERATE,),
         "score": LOG_PROBS,
         "reward": (REWARDS,),
@@ -43,13 +45,17 @@ def missing(trainer: Any) -> list[str]:
 
 def is_online(trainer: Any) -> bool:
     """Say whether a trainer makes the experience that it learns from."""
-    names = [kind.__name__ for kind in type(trainer).__mro__]
-    return hasattr(trainer, ROLLOUT) or any(name.startswith(ONLINE) for name in names)
+    return hasattr(trainer, ROLLOUT) or _is_named(trainer, ONLINE)
+
+
+def told_by_forwards(trainer: Any) -> bool:
+    """Say whether a trainer has no methods for its phases, and never had."""
+    return not hasattr(trainer, ROLLOUT) and _is_named(trainer, BY_FORWARDS)
 
 
 def has_own_loop(trainer: Any) -> bool:
     """Say whether a trainer trains without ``training_step``: PPO's, up to 1.12."""
-    return any(kind.__name__.startswith("PPO") for kind in type(trainer).__mro__)
+    return _is_named(trainer, ("PPO",))
 
 
 def policy_of(trainer: Any) -> Any:
@@ -81,3 +87,7 @@ def steps_per_rollout(trainer: Any) -> tuple[int, int]:
     per_generation = getattr(arguments, "steps_per_generation", None) or accumulation
     iterations = getattr(arguments, "num_iterations", None) or 1
     return int(per_generation) * int(iterations), accumulation
+
+
+def _is_named(trainer: Any, starts: tuple[str, ...]) -> bool:
+    return any(kind.__name__.startswith(starts) for kind in type(trainer).__mro__)
