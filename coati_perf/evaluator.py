@@ -406,11 +406,8 @@ class PerformanceEvaluator(Callback):
 
         Never raises: a bad value is logged once and counted as a fault.
         """
-        if self._ignoring:
-            return
-        tally = self._tally
+        tally = self._tally_for("record")
         if tally is None:
-            self._fault("record outside an episode")
             return
         try:
             now = self._clock()
@@ -458,11 +455,8 @@ class PerformanceEvaluator(Callback):
             seconds: how long it took; ``"engine"`` takes the time from the outputs, where they
                 have one. By default none: put the call into ``phase("generate")``.
         """
-        if self._ignoring:
-            return
-        tally = self._tally
+        tally = self._tally_for("record_outputs")
         if tally is None:
-            self._fault("record_outputs outside an episode")
             return
         try:
             now = self._clock()
@@ -484,13 +478,9 @@ class PerformanceEvaluator(Callback):
         device is not waited for here. It returns figures by their names in ``catalogue``. Never
         raises; what the function raises is a fault of the episode.
         """
-        if self._ignoring:
-            return
-        tally = self._tally
-        if tally is None:
-            self._fault("defer outside an episode")
-            return
-        tally.batches.add_deferred(amounts, lengths)
+        tally = self._tally_for("defer")
+        if tally is not None:
+            tally.batches.add_deferred(amounts, lengths)
 
     def close(self) -> None:
         """End the fit: ``on_fit_end`` calls it, a plain loop when it is done. Idempotent."""
@@ -518,6 +508,12 @@ class PerformanceEvaluator(Callback):
         return None if self._last_fit is None else self._last_fit.latest_record
 
     # Inside.
+
+    def _tally_for(self, what: str) -> Tally | None:
+        """Return the episode's tally; None in an ignored one, and outside, which is a fault."""
+        if self._tally is None and not self._ignoring:
+            self._fault(f"{what} outside an episode")
+        return self._tally
 
     def _drop_episode(self) -> None:
         """Forget the episode that has begun, of an integration that begins each too early."""

@@ -16,6 +16,7 @@ from coati_perf.flops import CostModel
 from coati_perf.flops.skeleton import unwrap
 from coati_perf.flops.work import Attention
 from coati_perf.forwards import Forwards
+from coati_perf.phase import PhaseSwitch
 
 
 class LearningMeter:
@@ -53,8 +54,7 @@ class LearningMeter:
         self._model = unwrap(model)
         self._steps_per_episode = steps_per_episode
         self._steps = 0
-        self._learn = self.evaluator.phase(LEARN)
-        self._learning = False
+        self._learning = PhaseSwitch(self.evaluator.phase(LEARN))
         self._forwards = Forwards(self.evaluator, counted=True)
         self._handles: list[Any] = []
 
@@ -75,7 +75,7 @@ class LearningMeter:
 
     def step_ended(self) -> None:
         """End a step, and its episode where that is full."""
-        self._leave()
+        self._learning.off()
         self._steps += 1
         episode, rest = divmod(self._steps, self._steps_per_episode)
         if rest == 0:
@@ -88,7 +88,7 @@ class LearningMeter:
             handle.remove()
         self._handles.clear()
         self._forwards.stop()
-        self._leave()
+        self._learning.off()
         episode, rest = divmod(self._steps, self._steps_per_episode)
         if rest:
             self.evaluator.on_episode_end(episode)
@@ -99,14 +99,8 @@ class LearningMeter:
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         learning = module.training and torch.is_grad_enabled()
         self._forwards.purpose = "measure" if learning else "ignore"
-        if learning and not self._learning:
-            self._learning = True
-            self._learn.__enter__()
-
-    def _leave(self) -> None:
-        if self._learning:
-            self._learning = False
-            self._learn.__exit__(None, None, None)
+        if learning:
+            self._learning.on()
 
 
 @contextlib.contextmanager

@@ -82,6 +82,26 @@ class Phase:
             evaluator._fault(f"phase {self.name!r}", fault)
 
 
+class PhaseSwitch:
+    """A phase that is entered and left at places that do not know of each other."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.is_on = False
+        self._phase = phase
+
+    def on(self) -> None:
+        """Enter the phase, where it is not entered."""
+        if not self.is_on:
+            self.is_on = True
+            self._phase.__enter__()
+
+    def off(self) -> None:
+        """Leave the phase, where it is entered."""
+        if self.is_on:
+            self.is_on = False
+            self._phase.__exit__(None, None, None)
+
+
 class Phases(dict[str, Phase]):
     """The phases of one evaluator by the name asked for; a new name makes its own."""
 

@@ -1,7 +1,8 @@
-"""What a run was started from: the command, and the commit of the code in the working directory."""
+"""What a run was started from: the command, the commit of the code in the working directory."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,3 +42,11 @@ def _git(arguments: Sequence[str], folder: Path | None) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package for a message, also where it is not installed as one."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of no known version"

@@ -15,6 +15,15 @@ from coati_perf.flops import CostModel
 from coati_perf.generated import generated_amounts
 
 
+def phase_seconds(timings: Mapping[str, Any], phases: Mapping[str, str]) -> dict[str, float]:
+    """Sum stopwatches by the phase that each belongs to; those that are not named are left out."""
+    seconds: dict[str, float] = {}
+    for name, phase in phases.items():
+        if name in timings:
+            seconds[phase] = seconds.get(phase, 0.0) + float(timings[name])
+    return seconds
+
+
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step, for ``PerformanceEvaluator.record_step``: what took how long, over which samples.
 

@@ -38,6 +38,13 @@ class ScriptedClock:
         self.now += seconds
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the traces of a test to itself."""
+    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture
 def clock() -> ScriptedClock:
     return ScriptedClock()

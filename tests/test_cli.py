@@ -49,7 +49,6 @@ def test_a_wrong_command_is_refused(arguments):
 @pytest.fixture
 def config_file(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "config.json"
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}

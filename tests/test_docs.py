@@ -23,7 +23,6 @@ def test_the_table_of_metrics_is_generated_from_the_catalogue():
 def test_the_python_examples_run_as_they_stand(document, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     text = (ROOT / document).read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert examples

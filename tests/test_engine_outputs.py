@@ -26,11 +26,6 @@ CONFIG = LlamaConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
-
-
 def doubles():
     return SimpleNamespace, SimpleNamespace, SimpleNamespace
 

@@ -250,7 +250,6 @@ def test_convention_costs_and_warnings_are_in_header_and_records(measure, read_r
 
 def test_checkpointing_is_that_of_the_models_that_are_configs(tmp_path, monkeypatch, read_run):
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
     config = transformers.LlamaConfig(num_attention_heads=2, **sizes)
     for checkpointing in (False, True):

@@ -11,6 +11,7 @@ from typing import Any
 
 from coati_perf import PerformanceEvaluator, TimedStep
 from coati_perf.arguments import number_or_none
+from coati_perf.timed_step import phase_seconds
 
 # What is used of NeMo-RL's ``Logger`` (0.6): the backends that it hands everything to, and the one
 # method by which the lengths of each sample go, that it hands to none.
@@ -20,23 +21,27 @@ SAMPLES = "log_batched_dict_as_jsonl"
 # The stopwatches by our phases: those that lie side by side inside "total_step_time". Others lie in
 # these, such as "policy_training/…" and most of "idle/…", or outside, such as "init/total".
 _PHASES = {
-    "generate": ("generation",),
-    "score": ("logprob_inference_prep", "policy_and_reference_logprobs", "value_inference"),
-    "learn": ("training_prep", "policy_training", "value_training_prep", "value_training"),
-    "weight_sync": ("prepare_for_generation/total", "weight_sync"),
-    "reward": ("reward_calculation",),
-    "validation": ("idle/validation",),
+    "generation": "generate",
+    "logprob_inference_prep": "score",
+    "policy_and_reference_logprobs": "score",
+    "value_inference": "score",
+    "training_prep": "learn",
+    "policy_training": "learn",
+    "value_training_prep": "learn",
+    "value_training": "learn",
+    "prepare_for_generation/total": "weight_sync",
+    "weight_sync": "weight_sync",
+    "reward_calculation": "reward",
+    "idle/validation": "validation",
+    # What training waits for, of generation beside it: as ``generate`` it would be the time of all
+    # that was generated, and the rate far too high.
+    "exposed_generation": "exposed_generation",
+    "data_processing": "data_processing",
+    "advantage_calculation": "advantage_calculation",
+    "recompute_kv_scales": "recompute_kv_scales",
+    "offload_before_refit": "offload_before_refit",
+    "checkpointing": "checkpointing",
 }
-# "exposed_generation" is what training waits for, of generation beside it: as ``generate`` it would
-# be the time of all that was generated, and the rate far too high.
-_OWN = (
-    "exposed_generation",
-    "data_processing",
-    "advantage_calculation",
-    "recompute_kv_scales",
-    "offload_before_refit",
-    "checkpointing",
-)
 _LEARNED = {"policy_training": "actor", "value_training": "critic"}
 _SCORED = ("actor", "initial")
 
@@ -180,14 +185,13 @@ class _Backend:
         return {step: (_equal_parts(prompts, samples), _equal_parts(responses, samples))}
 
     def _record(self, timings: Mapping[str, Any], step: int) -> None:
-        wall, seconds = float(timings["total_step_time"]), _seconds(timings)
         prompts, responses = self.lengths.pop(step, (None, None))
         episode, self.episode = self.episode, self.episode + 1
         self.evaluator.record_step(
             episode,
             TimedStep(
-                wall_s=wall,
-                seconds=seconds,
+                wall_s=float(timings["total_step_time"]),
+                seconds=phase_seconds(timings, _PHASES),
                 prompts=prompts,
                 responses=responses,
                 scored=self.scored + ["critic"] * ("value_inference" in timings),
@@ -196,15 +200,6 @@ class _Backend:
                 responses_per_prompt=self.responses_per_prompt,
             ),
         )
-
-
-def _seconds(timings: Mapping[str, Any]) -> dict[str, float]:
-    stopwatches = _PHASES | {name: (name,) for name in _OWN}
-    return {
-        phase: sum(float(timings.get(name, 0.0)) for name in names)
-        for phase, names in stopwatches.items()
-        if any(name in timings for name in names)
-    }
 
 
 def _lengths(samples: Mapping[str, Any]) -> tuple[list[int], list[int]]:

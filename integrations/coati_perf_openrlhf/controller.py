@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coati_perf import PerformanceEvaluator, TimedStep
+from coati_perf.provenance import installed_version
+from coati_perf.timed_step import phase_seconds
 
 # The Ray actors that train: OpenRLHF's synchronous trainer, and one half of its asynchronous one.
 TRAINERS = {
@@ -20,10 +21,10 @@ TRAINERS = {
 SEAMS = ("fit", "train_step", "save_logs_and_checkpoints")
 
 _PHASES = {
-    "generate": "timing/generation",
-    "score": "timing/make_experience",
-    "learn": "timing/ppo_train",
-    "weight_sync": "timing/broadcast",
+    "timing/generation": "generate",
+    "timing/make_experience": "score",
+    "timing/ppo_train": "learn",
+    "timing/broadcast": "weight_sync",
 }
 # OpenRLHF's arguments: since 0.10 in groups, and as they were before.
 _ARGUMENTS = {
@@ -82,10 +83,7 @@ def _trainer(module: Any, name: str) -> Any:
     trainer = getattr(decorated, "__ray_actor_class__", None)
     missing = [seam for seam in SEAMS if not hasattr(trainer, seam)]
     if missing:
-        try:
-            version = importlib.metadata.version("openrlhf")
-        except importlib.metadata.PackageNotFoundError:
-            version = "of no known version"
+        version = installed_version("openrlhf")
         lacking = f"Ray actor {name}" if trainer is None else f"{name}.{missing[0]}"
         message = f"openrlhf {version} has no {lacking} in {module.__name__}: nothing to measure by"
         raise RuntimeError(message)
@@ -156,7 +154,7 @@ class _Recorder:
         try:
             # A synchronous trainer's step_total is but the sum of the others.
             wall_s = float(logs["timing/step_total"]) if self.asynchronous else now - started
-            seconds = {phase: logs[name] for phase, name in _PHASES.items() if name in logs}
+            seconds = phase_seconds(logs, _PHASES)
             self.evaluator.record_step(step, TimedStep(wall_s=wall_s, seconds=seconds, **rollout))
         except Exception as error:  # noqa: BLE001 - training goes on
             self.evaluator._fault("a step of OpenRLHF", error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -20,6 +19,8 @@ from typing import Any
 
 from coati_perf import PerformanceEvaluator, TimedStep
 from coati_perf.arguments import number_or_none
+from coati_perf.provenance import installed_version
+from coati_perf.timed_step import phase_seconds
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ def _add_after_setup(
     monitors: Any = importlib.import_module(MODULE)
     for name in SEAM:
         if not hasattr(monitors, name):
-            message = f"prime-rl {_version()} has no {MODULE}.{name}: nothing to measure by"
+            version = installed_version("prime-rl")
+            message = f"prime-rl {version} has no {MODULE}.{name}: nothing to measure by"
             raise RuntimeError(message)
     original = monitors.setup
     added = []
@@ -122,13 +124,6 @@ def _add_after_setup(
                 monitors.MONITORS.remove(monitor)
 
     return detach
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("prime-rl")
-    except importlib.metadata.PackageNotFoundError:
-        return "of no known version"
 
 
 def _warn(error: Exception) -> None:
@@ -159,8 +154,6 @@ class _Times:
         self.evaluator.close()
 
     def _record(self, times: Mapping[str, Any], step: int) -> None:
-        wall = float(times[_WALL])
-        seconds = {phase: float(times[name]) for name, phase in _PHASES.items() if name in times}
         episode, self.episode = self.episode, self.episode + 1
         path = _path(self.folder, step)
         prompts, responses = None, None
@@ -170,8 +163,8 @@ class _Times:
         self.evaluator.record_step(
             episode,
             TimedStep(
-                wall_s=wall,
-                seconds=seconds,
+                wall_s=float(times[_WALL]),
+                seconds=phase_seconds(times, _PHASES),
                 prompts=prompts,
                 responses=responses,
                 learned=["actor"],

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from coati_perf import PerformanceEvaluator, TimedStep
+from coati_perf.timed_step import phase_seconds
 
 # SkyRL's stopwatches (0.3) by our phases: those that lie side by side inside "step". Others lie in
 # these, such as "policy_train" in the first of learning, or outside, such as "eval".
 _PHASES = {
-    "generate": "generate",
-    "fwd_logprobs_values_reward": "score",
-    "train_critic_and_policy": "learn",
-    "sync_weights": "weight_sync",
+    "timing/generate": "generate",
+    "timing/fwd_logprobs_values_reward": "score",
+    "timing/train_critic_and_policy": "learn",
+    "timing/sync_weights": "weight_sync",
+    "timing/postprocess_generator_output": "postprocess_generator_output",
+    "timing/convert_to_training_input": "convert_to_training_input",
+    "timing/apply_reward_kl_penalty": "apply_reward_kl_penalty",
+    "timing/compute_advantages_and_returns": "compute_advantages_and_returns",
+    "timing/save_checkpoints": "save_checkpoints",
+    "timing/save_hf_model": "save_hf_model",
+    "timing/update_ref_with_policy": "update_ref_with_policy",
 }
-_OWN = (
-    "postprocess_generator_output",
-    "convert_to_training_input",
-    "apply_reward_kl_penalty",
-    "compute_advantages_and_returns",
-    "save_checkpoints",
-    "save_hf_model",
-    "update_ref_with_policy",
-)
 # What the forwards before learning leave in the batch, None where there was none.
 _SCORED = {"action_log_probs": "actor", "base_action_log_probs": "initial", "values": "critic"}
 
@@ -75,7 +74,8 @@ class CoatiPerfCallback:
                 return
             learned, self._learned = self._learned, None
             step, self._step = self._step, self._step + 1
-            timed = TimedStep(wall_s=float(logs["timing/step"]), seconds=_seconds(logs), **learned)
+            seconds = phase_seconds(logs, _PHASES)
+            timed = TimedStep(wall_s=float(logs["timing/step"]), seconds=seconds, **learned)
             self.evaluator.record_step(step, timed)
         except Exception as error:  # noqa: BLE001 - training goes on
             self.evaluator._fault("a step of SkyRL", error)
@@ -118,15 +118,6 @@ def _lengths(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     sampled = (batch["loss_mask"][:samples] > 0).sum(-1)
     responses = torch.where(sampled > 0, sampled, answers)
     return total - responses, responses
-
-
-def _seconds(logs: Mapping[str, Any]) -> dict[str, float]:
-    stopwatches = _PHASES | {name: name for name in _OWN}
-    return {
-        phase: float(logs[f"timing/{name}"])
-        for name, phase in stopwatches.items()
-        if f"timing/{name}" in logs
-    }
 
 
 def _devices(cfg: Any, *, critic: bool) -> tuple[int, int | None]:

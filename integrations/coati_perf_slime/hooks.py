@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from coati_perf import PerformanceEvaluator, TimedStep
+from coati_perf.timed_step import phase_seconds
 
 _logger = logging.getLogger(__name__)
 
@@ -109,15 +110,11 @@ def _record(evaluator: PerformanceEvaluator, rollout_id: int, args: Any) -> None
     timers: Mapping[str, float] = importlib.import_module(TIMER).Timer().log_dict()
     path = _rollout_file(rollout_id)
     rollout = msgspec.json.decode(path.read_bytes(), type=_Rollout)
-    seconds = {"generate": rollout.seconds}
-    for name, phase in _PHASES.items():
-        if name in timers:
-            seconds[phase] = seconds.get(phase, 0.0) + float(timers[name])
     evaluator.record_step(
         rollout_id,
         TimedStep(
             wall_s=float(timers["train_wait"] + timers["train"]),
-            seconds=seconds,
+            seconds={"generate": rollout.seconds, **phase_seconds(timers, _PHASES)},
             prompts=rollout.prompts,
             responses=rollout.responses,
             scored=[role for name, role in _SCORED.items() if name in timers],

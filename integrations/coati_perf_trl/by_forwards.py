@@ -52,28 +52,28 @@ class ByForwards:
         if callback._forwards.purpose != "measure":
             return
         if torch.is_grad_enabled():
-            callback._enter_learning()
+            callback._learning.on()
         else:
-            self._learned_before.append(callback._learning)
-            callback._leave_learning()
+            self._learned_before.append(callback._learning.is_on)
+            callback._learning.off()
             callback.evaluator.phase("score").__enter__()
 
     def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._learned_before and not torch.is_grad_enabled():
             self._callback.evaluator.phase("score").__exit__(None, None, None)
             if self._learned_before.pop():
-                self._callback._enter_learning()
+                self._callback._learning.on()
 
     def _generate(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         callback = self._callback
         if callback._forwards.purpose != "measure":
             return original(*arguments, **options)
-        learned_before = callback._learning
-        callback._leave_learning()
+        learned_before = callback._learning.is_on
+        callback._learning.off()
         with callback.evaluator.phase("generate"), callback._forwards.are("generate"):
             result = original(*arguments, **options)
         if learned_before:
-            callback._enter_learning()
+            callback._learning.on()
         try:
             self._count(getattr(result, "sequences", result), arguments, options)
         except Exception as error:  # noqa: BLE001 - training goes on

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from coati_perf import CostModel, PerformanceEvaluator
 from coati_perf.arguments import model_dtype, number_or_none
 from coati_perf.forwards import Forwards
+from coati_perf.phase import PhaseSwitch
 from coati_perf.seen import Generation
 from coati_perf_trl import seams
 from coati_perf_trl.by_forwards import ByForwards
@@ -76,10 +77,8 @@ class CoatiPerfCallback(TrainerCallback):
         self.evaluator = PerformanceEvaluator(0, 0, 0, 0, models=costs, **options)
         self._forwards = Forwards(self.evaluator, counted=True, logits=fused_logits)
         self._actor = costs["actor"]
-        self._learn = self.evaluator.phase("learn")
-        self._learning = False
-        self._optimizer = self.evaluator.phase("optimizer")
-        self._optimizing = False
+        self._learning = PhaseSwitch(self.evaluator.phase("learn"))
+        self._optimizing = PhaseSwitch(self.evaluator.phase("optimizer"))
         self._in_rollout = False
         self._generated: Any = None
         self._wrapped: list[str] = []
@@ -102,6 +101,8 @@ class CoatiPerfCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        self._optimizing.off()  # where the fit before failed
+        self._learning.off()
         self.evaluator.on_fit_start()
         if seams.has_own_loop(self._trainer):  # there is no on_step_begin
             self._forwards.purpose = "measure"
@@ -116,10 +117,8 @@ class CoatiPerfCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self._optimizing:
-            self._optimizing = False
-            self._optimizer.__exit__(None, None, None)
-        self._leave_learning()
+        self._optimizing.off()
+        self._learning.off()
         if state.global_step % self._steps == 0:  # the step has been counted by now
             episode = state.global_step // self._steps
             self.evaluator.on_episode_end(episode - 1)
@@ -143,16 +142,6 @@ class CoatiPerfCallback(TrainerCallback):
             self._by_forwards.stop()
 
     # Phases within a step.
-
-    def _enter_learning(self) -> None:
-        if not self._learning:
-            self._learning = True
-            self._learn.__enter__()
-
-    def _leave_learning(self) -> None:
-        if self._learning:
-            self._learning = False
-            self._learn.__exit__(None, None, None)
 
     def _attach(self, models: Mapping[str, Any]) -> None:
         lacking = seams.missing(self._trainer)
@@ -198,7 +187,7 @@ class CoatiPerfCallback(TrainerCallback):
             return original(*arguments, **options)
 
     def _training_step(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self._enter_learning()
+        self._learning.on()
         try:
             with self._forwards.are("measure"):
                 result = original(*arguments, **options)
@@ -207,16 +196,15 @@ class CoatiPerfCallback(TrainerCallback):
             self.evaluator.on_episode_end(self._trainer.state.global_step // self._steps)
             raise
         if self._trainer.accelerator.sync_gradients:  # the optimiser comes next
-            self._optimizing = True
-            self._optimizer.__enter__()
+            self._optimizing.on()
         else:
-            self._leave_learning()
+            self._learning.off()
         return result
 
     def _rollout(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if not self._trainer.model.training:  # an evaluation
             return original(*arguments, **options)
-        self._leave_learning()
+        self._learning.off()
         self._in_rollout = True
         self._generated = None
         try:
@@ -224,7 +212,7 @@ class CoatiPerfCallback(TrainerCallback):
                 result = original(*arguments, **options)
         finally:
             self._in_rollout = False
-            self._enter_learning()
+            self._learning.on()
         try:
             self._count_generation(result)
         except Exception as error:  # noqa: BLE001 - training goes on

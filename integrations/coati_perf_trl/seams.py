@@ -6,8 +6,9 @@ trainer that lacks one is measured without that phase.
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
+
+from coati_perf.provenance import installed_version
 
 # Generation, scoring and rewards of one rollout (0.16). What it returns has the masks.
 ROLLOUT = "_generate_and_score_completions"
@@ -72,11 +73,7 @@ def forward_of(trainer: Any, model: Any) -> Any:
 def version_of(trainer: Any) -> str:
     """Return what to call the trainer and its package in a message."""
     package = type(trainer).__module__.partition(".")[0]
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        version = "of no known version"
-    return f"{type(trainer).__name__} of {package} {version}"
+    return f"{type(trainer).__name__} of {package} {installed_version(package)}"
 
 
 def steps_per_rollout(trainer: Any) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import torch
 
 from coati_perf import PerformanceEvaluator, TimedStep
 from coati_perf.arguments import number_or_none
+from coati_perf.timed_step import phase_seconds
 
 _logger = logging.getLogger(__name__)
 
@@ -21,10 +22,18 @@ SEAM = "compute_throughout_metrics"
 MODULES = ("verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base")
 
 # verl's stopwatches by our phases. Others inside "gen" would count twice.
-_PHASES = {"generate": ("gen",), "weight_sync": ("update_weights",)}
 _SCORE = {"old_log_prob": "actor", "ref": "initial", "RefPolicy": "initial", "values": "critic"}
 _LEARN = {"update_actor": "actor", "update_critic": "critic"}
-_OWN = ("reward", "adv", "save_checkpoint", "dump_rollout_generations")
+_PHASES = {
+    "gen": "generate",
+    **dict.fromkeys(_SCORE, "score"),
+    **dict.fromkeys(_LEARN, "learn"),
+    "update_weights": "weight_sync",
+    "reward": "reward",
+    "adv": "adv",
+    "save_checkpoint": "save_checkpoint",
+    "dump_rollout_generations": "dump_rollout_generations",
+}
 
 
 def attach(
@@ -99,18 +108,12 @@ class _Recorder:
         if self.step == 0:
             self.evaluator._declare_devices(int(gpus))
         prompts, responses = _lengths(batch.batch)
-        stopwatches = {
-            **_PHASES, "score": _SCORE, "learn": _LEARN, **{name: (name,) for name in _OWN}
-        }  # fmt: skip
         step, self.step = self.step, self.step + 1
         self.evaluator.record_step(
             step,
             TimedStep(
                 wall_s=float(timings["step"]),
-                seconds={
-                    phase: sum(float(timings.get(name, 0.0)) for name in names)
-                    for phase, names in stopwatches.items()
-                },
+                seconds=phase_seconds(timings, _PHASES),
                 prompts=prompts,
                 responses=responses,
                 scored=[role for name, role in _SCORE.items() if name in timings],

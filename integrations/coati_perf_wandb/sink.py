@@ -81,8 +81,8 @@ class WandbSink:
         run = self._opened()
         if record.episode == self._episode:
             return  # a call may come twice
-        for name in row.keys() - self._defined:
-            if not name.startswith("perf/"):  # other trainers' names
+        for name in record.metrics:
+            if not name.startswith("perf/") and name not in self._defined:  # another trainer's
                 run.define_metric(name, step_metric=EPISODE)
                 self._defined.add(name)
         if not self._joined:

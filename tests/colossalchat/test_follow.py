@@ -109,7 +109,6 @@ class Trainer:
 
 @pytest.fixture
 def evaluator(tmp_path, monkeypatch):
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
 
     def make(**options):
         return PerformanceEvaluator(
@@ -221,7 +220,6 @@ def test_the_readme_works_as_it_stands(evaluator, tmp_path, monkeypatch):
     readme = Path(__file__).parents[2] / "integrations/coati_perf_colossalchat/README.md"
     (example,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     trainer = Trainer(None)
     namespace = {"trainer": trainer}
     exec(compile(example, str(readme), "exec"), namespace)

@@ -15,12 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 BATCH, LENGTH, REAL = 2, 12, 9
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    """Keep the traces of a test to itself."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def model():
     from transformers import LlamaConfig, LlamaForCausalLM

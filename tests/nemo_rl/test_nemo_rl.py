@@ -165,7 +165,6 @@ class Trainer:
 @pytest.fixture(params=[double, real])
 def trainer(request, monkeypatch, tmp_path):
     """Return what logs as NeMo-RL does: by its own logger and timer, and by ones of their shape."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
     return Trainer(request.param(monkeypatch), tmp_path / "logs")
 

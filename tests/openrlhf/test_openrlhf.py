@@ -251,7 +251,6 @@ class Loader(list):
 @pytest.fixture(params=[double, real])
 def openrlhf(request, monkeypatch, tmp_path, clock):
     """OpenRLHF's command and trainers; real ones, and ones of their shape."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "openrlhf"]:
         monkeypatch.delitem(sys.modules, name)
     yield OpenRLHF(monkeypatch, clock, request.param(monkeypatch))

@@ -204,7 +204,6 @@ class Run:
 @pytest.fixture(params=[double, real])
 def run(request, monkeypatch, tmp_path):
     """Return prime-rl's processes, by its own monitors, and by ones of their shape."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WORLD_SIZE", "4")
     (tmp_path / "outputs").mkdir()
     return Run(request.param(monkeypatch), tmp_path / "outputs")

@@ -185,7 +185,6 @@ def import_without_the_absent(monkeypatch, name):
 
 @pytest.fixture(params=[double, real])
 def roll(request, monkeypatch, tmp_path):
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Kept, "made", [])
     found = request.param(monkeypatch, tmp_path)
     for owner, name in ((found.manager.MetricsManager, "clear_metrics"),

@@ -286,7 +286,6 @@ def stub_what_is_absent(monkeypatch):
 
 @pytest.fixture(params=[double, real])
 def trainer(request, monkeypatch, tmp_path):
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     return request.param(monkeypatch)
 
 

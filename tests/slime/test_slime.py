@@ -106,7 +106,6 @@ def real(monkeypatch):
 @pytest.fixture(params=[double, real])
 def slime(request, monkeypatch, tmp_path):
     """Return slime's modules in the last of two processes, the one that slime logs from."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COATI_PERF_RUN", str(tmp_path / "run"))
     found = request.param(monkeypatch)
     found.ranks = SimpleNamespace(

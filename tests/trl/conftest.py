@@ -15,12 +15,6 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "ben
 from tiny import llama, prompts, reward_of_length, tokenizer  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    """Keep the traces of a test to itself."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def settings(tmp_path):
     """Return the arguments that every trainer here has; more come on top."""

@@ -398,6 +398,25 @@ def test_the_trackers_of_report_to_are_joined(online, tmp_path, offline_wandb):
     assert theirs == [1, 2, 3, 4]
 
 
+def test_a_fit_after_one_that_failed_is_measured_whole(online, measure):
+    failures = iter([RuntimeError("once")])
+
+    def fails_once(completions, **_):
+        for failure in failures:
+            raise failure
+        return reward_of_length(completions)
+
+    trainer = online(rewards=[fails_once])
+    with pytest.raises(RuntimeError, match="once"):
+        measure(trainer)
+    trainer.train()
+    callback = trainer.callback_handler.callbacks[-1]
+    segment = read_journal(callback.evaluator.run_dir).segments[-1]
+    assert len(segment.episodes) == 4
+    assert all(record.phases["learn/optimizer"] > 0 for record in segment.episodes)
+    assert not any(record.faults for record in segment.episodes)
+
+
 def test_an_instance_by_role(online):
     """The models that are found, each at its own cost."""
     trainer = online(rewards=[reward_of_length, reward_model()])

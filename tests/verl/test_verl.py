@@ -71,7 +71,6 @@ def real(monkeypatch):
 @pytest.fixture(params=[double, real])
 def verl(request, monkeypatch, tmp_path):
     """Return the trainer's module and a batch; real ones, and ones of their shape."""
-    monkeypatch.setenv("COATI_PERF_CACHE", str(tmp_path / "cache"))
     module, batch = request.param(monkeypatch)
     total = [p + r for p, r in zip(PROMPTS, RESPONSES, strict=True)]
     batch.meta_info["global_token_num"] = total
