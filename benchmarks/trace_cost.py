@@ -5,6 +5,7 @@ python benchmarks/trace_cost.py
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import tempfile
@@ -25,6 +26,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["COATI_PERF_CACHE"] = folder
         print(f"torch {torch.__version__}")
+        started = time.perf_counter()
+        importlib.import_module("transformers.modeling_utils")
+        print(f"import of transformers' models: {time.perf_counter() - started:.2f} s")
         print(f"{'model':<20}{'first, s':>12}{'cached, ms':>12}{'MiB more':>12}")
         for name in ("Llama-3 8B", "Llama-3 70B", "DeepSeek-V3 671B"):
             before, started = peak_mib(), time.perf_counter()

@@ -16,6 +16,7 @@ from tiny_models import configs
 CONFIGS = configs()
 
 
+@pytest.mark.timeout(1200)  # linear attention takes 100 s of two idle cores
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_kind_of_work_costs_what_a_real_model_executes(architecture):
     """Relative errors at lengths that no trace has seen; see benchmarks/flops_accuracy.py."""
