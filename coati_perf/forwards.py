@@ -139,7 +139,7 @@ class _Watched:
             else:
                 forwards._saw(cost, ids, options, counted=self.counted)
         except Exception as error:  # noqa: BLE001 - training goes on
-            forwards._evaluator._fault("a forward that was not understood", error)
+            forwards._evaluator.fault("a forward that was not understood", error)
 
 
 def logits_kept(options: Mapping[str, Any], batch: int, length: int) -> Logits:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from coati_perf.arguments import model_dtype, number_or_none
-from coati_perf.evaluator import LEARN, PerformanceEvaluator
+from coati_perf.evaluator import PerformanceEvaluator
 from coati_perf.flops import CostModel
 from coati_perf.flops.skeleton import unwrap
 from coati_perf.flops.work import Attention
 from coati_perf.forwards import Forwards
+from coati_perf.hooks import LEARN
 from coati_perf.phase import PhaseSwitch
 
 
@@ -93,7 +94,7 @@ class LearningMeter:
         if rest:
             self.evaluator.on_episode_end(episode)
         elif sys.exc_info()[1] is None:
-            self.evaluator._drop_episode()
+            self.evaluator.drop_episode()
         self.evaluator.close()
 
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:

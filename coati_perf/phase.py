@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from coati_perf import catalogue
 
 if TYPE_CHECKING:
-    from coati_perf.evaluator import PerformanceEvaluator
+    from coati_perf.hooks import Hooks
 
 # A trainer that makes up phase names without end must not eat memory.
 MAX_PHASES = 128
@@ -25,7 +25,7 @@ class Phase:
 
     __slots__ = ("_evaluator", "name")
 
-    def __init__(self, evaluator: PerformanceEvaluator, name: str) -> None:
+    def __init__(self, evaluator: Hooks, name: str) -> None:
         self._evaluator = evaluator
         self.name = name
 
@@ -45,17 +45,17 @@ class Phase:
             return
         tally = evaluator._tally
         if tally is None:
-            evaluator._fault(f"phase {self.name!r} outside an episode")
+            evaluator.fault(f"phase {self.name!r} outside an episode")
             return
         try:
-            clock = evaluator._clock
+            clock = evaluator.clock
             entered = clock()
             tally.open = node = tally.open.children[self.name]
             node.marked = True
             node.started = now = clock()
             tally.overhead_s += now - entered
         except Exception as error:  # noqa: BLE001 - a phase never raises
-            evaluator._fault(f"phase {self.name!r}", error)
+            evaluator.fault(f"phase {self.name!r}", error)
 
     def __exit__(
         self,
@@ -68,7 +68,7 @@ class Phase:
         if tally is None:
             return
         try:
-            clock = evaluator._clock
+            clock = evaluator.clock
             now = clock()
             node = tally.open
             if node.name is self.name:
@@ -76,10 +76,10 @@ class Phase:
                 node.marked = False
                 node.seconds += now - node.started
             elif not tally.leave(self.name, now):
-                evaluator._fault(f"phase {self.name!r} ended out of order")
+                evaluator.fault(f"phase {self.name!r} ended out of order")
             tally.overhead_s += clock() - now
         except Exception as fault:  # noqa: BLE001 - a phase never raises
-            evaluator._fault(f"phase {self.name!r}", fault)
+            evaluator.fault(f"phase {self.name!r}", fault)
 
 
 class PhaseSwitch:
@@ -105,20 +105,20 @@ class PhaseSwitch:
 class Phases(dict[str, Phase]):
     """The phases of one evaluator by the name asked for; a new name makes its own."""
 
-    def __init__(self, evaluator: PerformanceEvaluator) -> None:
+    def __init__(self, evaluator: Hooks) -> None:
         super().__init__()
         self._evaluator = evaluator
-        self.kind: Callable[[PerformanceEvaluator, str], Phase] = Phase
+        self.kind: Callable[[Hooks, str], Phase] = Phase
 
     def __missing__(self, asked: str) -> Phase:
         evaluator = self._evaluator
         if len(self) >= MAX_PHASES:
-            evaluator._fault(f"more than {MAX_PHASES} phases; the rest are named 'more'")
+            evaluator.fault(f"more than {MAX_PHASES} phases; the rest are named 'more'")
             return self.kind(evaluator, "more")
         name = sys.intern(str(asked))
         if not catalogue.is_phase_name(name):
             name = sys.intern(catalogue.to_phase_name(name))
-            evaluator._warn_once(
+            evaluator.warn_once(
                 f"phase {str(asked)[:80]!r} is shown as {name!r}: a name has letters, digits, _, -"
                 f" and ., and {', '.join(sorted(catalogue.RESERVED_PHASE_NAMES))} are taken"
             )

@@ -15,7 +15,7 @@ from coati_perf.phase import Phase
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from coati_perf.evaluator import PerformanceEvaluator
+    from coati_perf.hooks import Hooks
 
 _HOOKS = ("make_experience", "learn_batch")
 
@@ -39,7 +39,7 @@ class Probe(Protocol):
         ...
 
 
-def attach(evaluator: PerformanceEvaluator, probes: Iterable[Probe]) -> None:
+def attach(evaluator: Hooks, probes: Iterable[Probe]) -> None:
     """Let the probes see each phase of an evaluator, from its hooks and from ``phase()``.
 
     A probe that raises is a fault, and sees nothing more.
@@ -57,7 +57,7 @@ class ProbedPhase(Phase):
 
     __slots__ = ("_probes",)
 
-    def __init__(self, evaluator: PerformanceEvaluator, name: str, *, probes: list[Probe]) -> None:
+    def __init__(self, evaluator: Hooks, name: str, *, probes: list[Probe]) -> None:
         super().__init__(evaluator, name)
         self._probes = probes
 
@@ -76,7 +76,7 @@ class ProbedPhase(Phase):
 
 
 def _entering(
-    evaluator: PerformanceEvaluator, hook: Callable[..., None], probes: list[Probe]
+    evaluator: Hooks, hook: Callable[..., None], probes: list[Probe]
 ) -> Callable[..., None]:
     @functools.wraps(hook)
     def probed(*args: Any, **options: Any) -> None:
@@ -87,7 +87,7 @@ def _entering(
 
 
 def _leaving(
-    evaluator: PerformanceEvaluator, hook: Callable[..., None], probes: list[Probe]
+    evaluator: Hooks, hook: Callable[..., None], probes: list[Probe]
 ) -> Callable[..., None]:
     @functools.wraps(hook)
     def probed(*args: Any, **options: Any) -> None:
@@ -97,7 +97,7 @@ def _leaving(
     return probed
 
 
-def _tell(evaluator: PerformanceEvaluator, probes: list[Probe], what: str) -> None:
+def _tell(evaluator: Hooks, probes: list[Probe], what: str) -> None:
     """Tell the probes of the innermost open phase; never raises."""
     tally = evaluator._tally
     if tally is None or tally.open is tally.root:
@@ -107,4 +107,4 @@ def _tell(evaluator: PerformanceEvaluator, probes: list[Probe], what: str) -> No
             getattr(probe, what)(tally.open.path)
         except Exception as error:  # noqa: BLE001, PERF203 - someone's device
             probes.remove(probe)
-            evaluator._fault(type(probe).__name__, error)
+            evaluator.fault(type(probe).__name__, error)

@@ -426,12 +426,12 @@ def test_a_clock_that_raises_stops_no_training(make_evaluator, make_experience, 
 
     evaluator = make_evaluator()
     evaluator.on_fit_start()
-    evaluator._clock = broken
+    evaluator.clock = broken
     with evaluator.episode(0), evaluator.phase("generate"):
         pass
-    evaluator._clock = clock
+    evaluator.clock = clock
     evaluator.on_episode_start(1)
-    evaluator._clock = broken
+    evaluator.clock = broken
     with evaluator.phase("generate"):
         evaluator.on_make_experience_start()
         evaluator.on_make_experience_end(make_experience())

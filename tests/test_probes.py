@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coati_perf import PerformanceEvaluator
-from coati_perf import evaluator as evaluator_module
+from coati_perf import PerformanceEvaluator, hooks
 from coati_perf.device_memory import DeviceMemory
 from coati_perf.device_timer import DeviceTimer, device_seconds
 
@@ -60,8 +59,8 @@ class Event:
 def device(monkeypatch):
     made = Device()
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(evaluator_module, "timing_event", made.event)
-    monkeypatch.setattr(evaluator_module, "AcceleratorMemory", lambda: made)
+    monkeypatch.setattr(hooks, "timing_event", made.event)
+    monkeypatch.setattr(hooks, "AcceleratorMemory", lambda: made)
     return made
 
 

@@ -103,7 +103,7 @@ def attach(  # noqa: PLR0913 - what NeMo-RL's configuration says and its logger 
                 f" 0.6, and this is NeMo-RL {version}"
             )
             raise RuntimeError(message)
-    evaluator._declare_devices(trainer_devices, rollout_devices)
+    evaluator.declare_devices(trainer_devices, rollout_devices)
     backend = _Backend(evaluator, list(scored), epochs, responses_per_prompt, samples_per_step)
     original = getattr(logger, SAMPLES)
     setattr(logger, SAMPLES, backend.beside(original))
@@ -139,7 +139,7 @@ class _Backend:
                 if found is not None:
                     self.lengths = {int(found[1]): _lengths(to_log)}
             except Exception as error:  # noqa: BLE001 - training goes on
-                self.evaluator._fault("the samples of a step of NeMo-RL", error)
+                self.evaluator.fault("the samples of a step of NeMo-RL", error)
             return original(to_log, filename)
 
         return watched
@@ -159,7 +159,7 @@ class _Backend:
             elif prefix == "timing/train":
                 self._record(metrics, step)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of NeMo-RL", error)
+            self.evaluator.fault("a step of NeMo-RL", error)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Ignore them."""
@@ -177,7 +177,7 @@ class _Backend:
         samples, mean = self.samples_per_step, metrics.get("mean_gen_tokens_per_sample")
         if samples is None or mean is None:
             return {}
-        self.evaluator._fault(
+        self.evaluator.fault(
             "NeMo-RL logs no lengths: samples count as equally long, which is the least of FLOP"
         )
         responses = round(float(mean) * samples)

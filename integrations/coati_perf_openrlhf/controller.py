@@ -130,7 +130,7 @@ class _Recorder:
 
     def start(self) -> None:
         """Begin the first step."""
-        self.started = self.evaluator._clock()
+        self.started = self.evaluator.clock()
 
     def take_rollout(self, trainer: Any, samples: Sequence[Any], global_step: int) -> None:
         """Keep what the step generated and will learn from; never raises."""
@@ -138,15 +138,15 @@ class _Recorder:
         try:
             if self.step == 0:
                 self.asynchronous = bool(_argument(trainer.args, "asynchronous"))
-                self.evaluator._declare_devices(*_devices(trainer))
+                self.evaluator.declare_devices(*_devices(trainer))
             self.rollout = _rollout(trainer, samples, global_step)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of OpenRLHF", error)
+            self.evaluator.fault("a step of OpenRLHF", error)
 
     def record(self, logs: Mapping[str, float] | None) -> None:
         """Record the step that ends here; never raises."""
         rollout, self.rollout = self.rollout, None
-        now = self.evaluator._clock()
+        now = self.evaluator.clock()
         started, self.started = self.started, now
         if rollout is None or logs is None:
             return
@@ -157,7 +157,7 @@ class _Recorder:
             seconds = phase_seconds(logs, _PHASES)
             self.evaluator.record_step(step, TimedStep(wall_s=wall_s, seconds=seconds, **rollout))
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of OpenRLHF", error)
+            self.evaluator.fault("a step of OpenRLHF", error)
 
 
 def _rollout(trainer: Any, samples: Sequence[Any], global_step: int) -> dict[str, Any]:

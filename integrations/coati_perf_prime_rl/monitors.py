@@ -67,7 +67,7 @@ def attach(
         raise TypeError(message)
     number_or_none("rollout_devices", rollout_devices)
     number_or_none("responses_per_prompt", responses_per_prompt)
-    evaluator._declare_devices(int(os.environ.get("WORLD_SIZE", "1")), rollout_devices)
+    evaluator.declare_devices(int(os.environ.get("WORLD_SIZE", "1")), rollout_devices)
 
     def make(folder: Path) -> _Times:
         # Here and not at the first step: there is no process group yet, so that rank 0 does not
@@ -75,7 +75,7 @@ def attach(
         evaluator.on_fit_start()
         return _Times(evaluator, folder, responses_per_prompt)
 
-    return _add_after_setup(make, functools.partial(evaluator._fault, "prime-rl's monitors"))
+    return _add_after_setup(make, functools.partial(evaluator.fault, "prime-rl's monitors"))
 
 
 def share_lengths() -> Callable[[], None]:
@@ -147,7 +147,7 @@ class _Times:
             if isinstance(data, dict) and "time/forward_backward" in data:
                 self._record(data, step)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of prime-rl", error)
+            self.evaluator.fault("a step of prime-rl", error)
 
     async def finalize(self) -> None:
         """Write what is left."""

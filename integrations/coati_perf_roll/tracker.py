@@ -139,9 +139,9 @@ class _Recorder:
         """Keep the settings of a pipeline that is being made."""
         try:
             self.config = dict(config)
-            self.evaluator._declare_devices(*_devices(self.config))
+            self.evaluator.declare_devices(*_devices(self.config))
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("the settings of ROLL", error)
+            self.evaluator.fault("the settings of ROLL", error)
 
     def after(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the method that also begins a step."""
@@ -149,7 +149,7 @@ class _Recorder:
         @functools.wraps(original)
         def watched(manager: Any) -> Any:
             result = original(manager)
-            self.begun, self.batch = self.evaluator._clock(), None
+            self.begun, self.batch = self.evaluator.clock(), None
             return result
 
         return watched
@@ -196,7 +196,7 @@ class _Recorder:
             episode, self.step = self.step, self.step + 1
             self.evaluator.record_step(episode, timed)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of ROLL", error)
+            self.evaluator.fault("a step of ROLL", error)
 
     def _keep(self, batch: Any, global_step: Any = None) -> None:
         try:
@@ -206,7 +206,7 @@ class _Recorder:
             responses = batch.batch["response_mask"][:, 1:].sum(-1)
             self.batch = int(number), total - responses, responses
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a batch of ROLL", error)
+            self.evaluator.fault("a batch of ROLL", error)
 
     def _wall_s(self, values: Mapping[str, Any]) -> float:
         # The total that a pipeline for RLVR logs is of the step before.
@@ -215,7 +215,7 @@ class _Recorder:
         if self.begun is None:
             message = f"ROLL logged a step that did not begin by {BEGIN}"
             raise ValueError(message)
-        return self.evaluator._clock() - self.begun
+        return self.evaluator.clock() - self.begun
 
     def _roles(self, step: int) -> tuple[list[str], list[str]]:
         """Return who scored and who learned, by the settings."""

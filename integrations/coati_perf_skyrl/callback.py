@@ -58,13 +58,13 @@ class CoatiPerfCallback:
         """Keep the lengths of the batch, and who scored it and learned from it."""
         try:
             if self._learned is not None:
-                self.evaluator._fault("SkyRL did not log 'timing/step' of a step")
+                self.evaluator.fault("SkyRL did not log 'timing/step' of a step")
                 self._learned = None
             if self._step == 0:
-                self.evaluator._declare_devices(*_devices(trainer.cfg, critic=trainer.has_critic))
+                self.evaluator.declare_devices(*_devices(trainer.cfg, critic=trainer.has_critic))
             self._learned = _learned(trainer, callback_input.batch)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of SkyRL", error)
+            self.evaluator.fault("a step of SkyRL", error)
 
     def on_log(self, trainer: Any, callback_input: Any, control: Any) -> None:
         """Record the step, where these are the figures of one and not of an evaluation."""
@@ -78,7 +78,7 @@ class CoatiPerfCallback:
             timed = TimedStep(wall_s=float(logs["timing/step"]), seconds=seconds, **learned)
             self.evaluator.record_step(step, timed)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("a step of SkyRL", error)
+            self.evaluator.fault("a step of SkyRL", error)
 
     def on_train_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
         """Write what is left."""

@@ -100,7 +100,7 @@ def _beside(original: Callable[..., Any], evaluator: PerformanceEvaluator) -> Ca
         try:
             _record(evaluator, int(rollout_id), args)
         except Exception as error:  # noqa: BLE001 - training goes on
-            evaluator._fault("a step of slime", error)
+            evaluator.fault("a step of slime", error)
         return original(rollout_id, args, *given, **named)
 
     return watched
@@ -145,8 +145,8 @@ def _evaluator(args: Any) -> PerformanceEvaluator:
         _logger.warning("no FLOP, for the model of args.hf_checkpoint cannot be read: %r", error)
         evaluator = make()
     trainers = args.actor_num_nodes * args.actor_num_gpus_per_node
-    evaluator._measure_alone()
-    evaluator._declare_devices(trainers, None if args.colocate else args.rollout_num_gpus)
+    evaluator.measure_alone()
+    evaluator.declare_devices(trainers, None if args.colocate else args.rollout_num_gpus)
     return evaluator
 
 

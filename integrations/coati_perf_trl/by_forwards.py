@@ -77,7 +77,7 @@ class ByForwards:
         try:
             self._count(getattr(result, "sequences", result), arguments, options)
         except Exception as error:  # noqa: BLE001 - training goes on
-            callback.evaluator._fault("what the policy generated", error)
+            callback.evaluator.fault("what the policy generated", error)
         return result
 
     def _count(

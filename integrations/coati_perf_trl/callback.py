@@ -111,7 +111,7 @@ class CoatiPerfCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if state.global_step % self._steps == 0 or self.evaluator._tally is None:
+        if state.global_step % self._steps == 0 or not self.evaluator.in_episode:
             self.evaluator.on_episode_start(state.global_step // self._steps)
 
     def on_step_end(
@@ -128,7 +128,7 @@ class CoatiPerfCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self.evaluator._tally is not None:  # fewer steps than an episode has
+        if self.evaluator.in_episode:  # fewer steps than an episode has
             self.evaluator.on_episode_end(state.global_step // self._steps)
         self._forwards.purpose = "ignore"
         self.evaluator.on_fit_end()
@@ -216,7 +216,7 @@ class CoatiPerfCallback(TrainerCallback):
         try:
             self._count_generation(result)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self.evaluator._fault("what the rollout returns", error)
+            self.evaluator.fault("what the rollout returns", error)
         return result
 
     def _generate(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -99,14 +99,14 @@ class _Recorder:
             try:
                 self._record(batch, timing_raw, n_gpus)
             except Exception as error:  # noqa: BLE001 - training goes on
-                self.evaluator._fault("a step of verl", error)
+                self.evaluator.fault("a step of verl", error)
             return original(batch=batch, timing_raw=timing_raw, n_gpus=n_gpus)
 
         return watched
 
     def _record(self, batch: Any, timings: Mapping[str, float], gpus: int) -> None:
         if self.step == 0:
-            self.evaluator._declare_devices(int(gpus))
+            self.evaluator.declare_devices(int(gpus))
         prompts, responses = _lengths(batch.batch)
         step, self.step = self.step, self.step + 1
         self.evaluator.record_step(

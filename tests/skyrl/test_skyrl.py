@@ -361,7 +361,7 @@ def test_a_model_that_did_not_score_is_not_counted(tmp_path):
     assert metrics["perf/flops/learn"] == pytest.approx(learn)
 
 
-@pytest.mark.parametrize("broken", ["_declare_devices", "record_step"])
+@pytest.mark.parametrize("broken", ["declare_devices", "record_step"])
 def test_a_step_that_is_not_understood_is_a_fault_and_training_goes_on(
     trainer, tmp_path, broken, monkeypatch, caplog
 ):
